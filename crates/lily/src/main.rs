@@ -1,0 +1,2 @@
+//! The `lily` command.
+fn main() {}

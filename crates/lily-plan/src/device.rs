@@ -1,0 +1,138 @@
+//! What a device offers: it executes plans over session states. The engine knows devices only by these
+//! traits.
+
+use crate::operand::ScratchId;
+use crate::plan::Plan;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Why a device could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The device has no kernel for what the plan asks for.
+    #[error("the {device} device cannot run {what}: {reason}")]
+    Unsupported {
+        /// Which device.
+        device: String,
+        /// The operation or format.
+        what: String,
+        /// Why not, and what to do instead.
+        reason: String,
+    },
+    /// Memory could not be had.
+    #[error("out of memory: {what} needs {bytes} bytes: {reason}")]
+    OutOfMemory {
+        /// What for.
+        what: String,
+        /// How much.
+        bytes: u64,
+        /// What the system said.
+        reason: String,
+    },
+    /// A weight could not be read.
+    #[error("weight {weight}: {reason}")]
+    Weight {
+        /// Which.
+        weight: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The launch does not fit the plan or the session.
+    #[error("launch refused: {0}")]
+    Launch(String),
+}
+
+/// A session's state on a device: KV cache, convolution histories, recurrent states.
+pub trait SessionState: Any + Send {
+    /// Tokens the state stands behind; the position of the next.
+    fn position(&self) -> usize;
+    /// Positions the cache can grow to.
+    fn capacity(&self) -> usize;
+    /// Takes back the last run, if it has not been taken back already and nothing ran since: the
+    /// alternating copies still hold the state before it. Returns whether it could.
+    fn step_back(&mut self) -> bool;
+    /// Empties the state for another sequence.
+    fn reset(&mut self);
+    /// Memory in use, in bytes: fixed part and cache pages touched so far.
+    fn resident_bytes(&self) -> u64;
+    /// For the device to find its own type again.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+/// Memory a device needs for sessions and plans, before it is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionBytes {
+    /// Independent of the length: recurrent states and histories, both copies.
+    pub fixed: u64,
+    /// Each position of the KV cache.
+    pub each_position: u64,
+    /// Positions come in pages of this many.
+    pub page_positions: usize,
+}
+
+impl SessionBytes {
+    /// Bytes of a session that holds `positions` tokens.
+    pub fn for_positions(&self, positions: usize) -> u64 {
+        let pages = positions.div_ceil(self.page_positions) as u64;
+        self.fixed + pages * self.page_positions as u64 * self.each_position
+    }
+}
+
+/// What runs where: reported, never guessed.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DeviceDescription {
+    /// `cpu`, `metal`, `emulated` or `cuda`.
+    pub device: String,
+    /// The hardware, as it names itself.
+    pub hardware: String,
+    /// Which family of kernels was chosen, and how.
+    pub kernels: String,
+    /// Parallel workers (threads or cores).
+    pub workers: usize,
+}
+
+/// Sees each step of an execution; slow, for tests and tools.
+pub trait Observer {
+    /// Called when step `index` has run. `read` gives any scratch value alive at that moment as f32
+    /// (integers converted).
+    fn after_step(&mut self, index: usize, read: &dyn Fn(ScratchId) -> Vec<f32>);
+}
+
+/// What a run of a plan is bound to.
+pub struct Launch<'a> {
+    /// The tokens, one a row of the plan.
+    pub tokens: &'a [u32],
+    /// Prefill: the one session the rows belong to. Decode: a session for each row.
+    pub sessions: &'a mut [&'a mut dyn SessionState],
+    /// Ids at and above this have no token and are never chosen on the device.
+    pub token_limit: u32,
+    /// Looks on.
+    pub observer: Option<&'a mut dyn Observer>,
+}
+
+/// What a run leaves behind.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Logits, row by row, where the plan has them.
+    pub logits: Vec<f32>,
+    /// The token of each row, where the plan chooses it.
+    pub tokens: Vec<u32>,
+}
+
+/// A device: weights resident, executes plans.
+pub trait Device: Send {
+    /// What it is and which kernels it chose.
+    fn describe(&self) -> DeviceDescription;
+    /// Memory of a session at `precision`.
+    fn session_bytes(&self, precision: crate::Precision) -> SessionBytes;
+    /// Bytes of working memory that running `plan` takes.
+    fn working_bytes(&self, plan: &Plan) -> u64;
+    /// A new session whose cache may grow to `capacity` positions.
+    fn new_session(
+        &self,
+        precision: crate::Precision,
+        capacity: usize,
+    ) -> Result<Box<dyn SessionState>, DeviceError>;
+    /// Runs `plan`; on success each session has moved on by its rows. On error no session has changed.
+    fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError>;
+}

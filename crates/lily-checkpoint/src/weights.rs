@@ -47,7 +47,11 @@ impl WeightFormat {
     pub fn row_bytes(self, columns: usize) -> usize {
         match self {
             WeightFormat::Plain(dtype) => columns * dtype.bytes(),
-            WeightFormat::Affine { bits, group, scales } => {
+            WeightFormat::Affine {
+                bits,
+                group,
+                scales,
+            } => {
                 columns * usize::from(bits) / 8 + columns / usize::from(group) * 2 * scales.bytes()
             }
         }
@@ -60,7 +64,9 @@ impl fmt::Display for WeightFormat {
             WeightFormat::Plain(DType::Bf16) => write!(f, "bf16"),
             WeightFormat::Plain(DType::F16) => write!(f, "f16"),
             WeightFormat::Plain(DType::F32) => write!(f, "f32"),
-            WeightFormat::Affine { bits, group, .. } => write!(f, "affine {bits}-bit, groups of {group}"),
+            WeightFormat::Affine { bits, group, .. } => {
+                write!(f, "affine {bits}-bit, groups of {group}")
+            }
         }
     }
 }
@@ -175,13 +181,20 @@ impl WeightShape {
             WeightShape::Vector { length } => (1, length),
             WeightShape::Taps { channels, taps } => (channels, taps),
             WeightShape::Matrix { outputs, inputs } => (outputs, inputs),
-            WeightShape::Experts { experts, outputs, inputs } => (experts * outputs, inputs),
+            WeightShape::Experts {
+                experts,
+                outputs,
+                inputs,
+            } => (experts * outputs, inputs),
         }
     }
 
     /// Whether the weight may be quantised.
     pub fn is_linear(self) -> bool {
-        matches!(self, WeightShape::Matrix { .. } | WeightShape::Experts { .. })
+        matches!(
+            self,
+            WeightShape::Matrix { .. } | WeightShape::Experts { .. }
+        )
     }
 }
 
@@ -202,7 +215,10 @@ impl WeightId {
 
     /// A weight of layer `layer`.
     pub fn in_layer(layer: usize, role: WeightRole) -> Self {
-        WeightId { layer: Some(layer as u16), role }
+        WeightId {
+            layer: Some(layer as u16),
+            role,
+        }
     }
 
     /// The module path in an MLX checkpoint, without prefix and without `.weight`,
@@ -265,15 +281,25 @@ impl ModelConfig {
     /// Every weight of the model in the order in which a forward pass first reads them.
     pub fn weights(&self) -> Vec<WeightSpec> {
         let mut specs = Vec::new();
-        let global = |role, shape| WeightSpec { id: WeightId::global(role), shape };
+        let global = |role, shape| WeightSpec {
+            id: WeightId::global(role),
+            shape,
+        };
         let matrix = |outputs, inputs| WeightShape::Matrix { outputs, inputs };
         let vector = |length| WeightShape::Vector { length };
         let hidden = self.hidden_size;
 
-        specs.push(global(WeightRole::Embedding, matrix(self.vocab_size, hidden)));
+        specs.push(global(
+            WeightRole::Embedding,
+            matrix(self.vocab_size, hidden),
+        ));
         for layer in 0..self.layers {
-            let mut add =
-                |role, shape| specs.push(WeightSpec { id: WeightId::in_layer(layer, role), shape });
+            let mut add = |role, shape| {
+                specs.push(WeightSpec {
+                    id: WeightId::in_layer(layer, role),
+                    shape,
+                })
+            };
             add(WeightRole::InputNorm, vector(hidden));
             match self.layer_kind(layer) {
                 LayerKind::GatedDelta => {
@@ -299,9 +325,16 @@ impl ModelConfig {
                     add(WeightRole::AttentionOut, matrix(hidden, queries));
                 }
             }
-            let (experts, inner, shared) =
-                (self.experts, self.expert_intermediate, self.shared_intermediate);
-            let each = |outputs, inputs| WeightShape::Experts { experts, outputs, inputs };
+            let (experts, inner, shared) = (
+                self.experts,
+                self.expert_intermediate,
+                self.shared_intermediate,
+            );
+            let each = |outputs, inputs| WeightShape::Experts {
+                experts,
+                outputs,
+                inputs,
+            };
             add(WeightRole::PostNorm, vector(hidden));
             add(WeightRole::Router, matrix(experts, hidden));
             add(WeightRole::SharedGate, matrix(1, hidden));

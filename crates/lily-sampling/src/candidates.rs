@@ -2,6 +2,8 @@
 
 /// Keys are summed and drawn in blocks of this many, so that a draw walks one block and not all of them.
 const BLOCK: usize = 1024;
+/// Passes over all logits look at this many at once, to skip those that hold nothing good enough.
+const CHUNK: usize = 16;
 /// A selection by mass sorts when this few keys are left to decide between.
 const SORTED_TAIL: usize = 64;
 /// Top-p without top-k looks for its tokens among this many best ones, then among more, then among all.
@@ -37,18 +39,40 @@ impl Scale {
     }
 
     /// The weight of a logit: 1 for the best, 0 for an excluded one.
-    #[inline]
     pub(crate) fn weight(self, logit: f32) -> f64 {
-        exponential((f64::from(logit) - self.best) * self.inverse_temperature)
+        self.weights([logit])[0]
+    }
+
+    #[inline]
+    fn weights<const LANES: usize>(self, logits: [f32; LANES]) -> [f64; LANES] {
+        exponentials(logits.map(|logit| (f64::from(logit) - self.best) * self.inverse_temperature))
     }
 
     /// The sum of the weights of logits.
     pub(crate) fn mass(self, logits: &[f32]) -> f64 {
-        sum_in_lanes(logits, |logit| self.weight(logit))
+        self.sum_of_weights(logits, |logit| logit)
     }
 
     fn mass_of_keys(self, keys: &[u64]) -> f64 {
-        sum_in_lanes(keys, |key| self.weight(logit_of(key)))
+        self.sum_of_weights(keys, logit_of)
+    }
+
+    /// A sum in eight interleaved parts: it rounds less than a running sum, and the compiler may use vector
+    /// instructions, which the order of a running sum forbids. The order is the same on every machine.
+    #[inline]
+    fn sum_of_weights<Item: Copy>(self, items: &[Item], logit: impl Fn(Item) -> f32) -> f64 {
+        let mut lanes = [0.0; 8];
+        let (chunks, rest) = items.as_chunks::<8>();
+        for chunk in chunks {
+            let weights = self.weights(chunk.map(&logit));
+            for (lane, weight) in lanes.iter_mut().zip(weights) {
+                *lane += weight;
+            }
+        }
+        for (lane, &item) in lanes.iter_mut().zip(rest) {
+            *lane += self.weight(logit(item));
+        }
+        lanes.iter().sum()
     }
 }
 
@@ -60,18 +84,30 @@ impl Candidates {
 
     /// Takes every token whose logit is not negative infinity, in ascending order.
     pub(crate) fn take_all(&mut self, logits: &[f32]) {
+        self.take_above(logits, f32::NEG_INFINITY);
+    }
+
+    /// Takes every token whose logit is above a bar, in ascending order.
+    fn take_above(&mut self, logits: &[f32], bar: f32) {
         self.keys.clear();
-        self.keys.extend(
-            (0_u32..)
-                .zip(logits)
-                .filter(|&(_, &logit)| logit > f32::NEG_INFINITY)
-                .map(|(token, &logit)| key_of(logit, token)),
-        );
+        for (first, chunk) in (0_u32..).step_by(CHUNK).zip(logits.chunks(CHUNK)) {
+            // Where the bar is high, nearly every chunk fails this test, and it has no branch inside.
+            if chunk.iter().fold(false, |any, &logit| any | (logit > bar)) {
+                self.push_above(first, chunk, bar);
+            }
+        }
+    }
+
+    fn push_above(&mut self, first: u32, chunk: &[f32], bar: f32) {
+        for (token, &logit) in (first..).zip(chunk) {
+            if logit > bar {
+                self.keys.push(key_of(logit, token));
+            }
+        }
     }
 
     /// Takes the `count` best tokens, or all if there are fewer, in no particular order.
     pub(crate) fn take_best(&mut self, logits: &[f32], count: usize) {
-        const CHUNK: usize = 16;
         if count >= logits.len() {
             return self.take_all(logits);
         }
@@ -86,15 +122,10 @@ impl Candidates {
         // already loses to it: it must be strictly above the bar.
         let mut bar = f32::NEG_INFINITY;
         for (first, chunk) in (0_u32..).step_by(CHUNK).zip(logits.chunks(CHUNK)) {
-            // Nearly every chunk fails this test, and it has no branch inside.
             if !chunk.iter().fold(false, |any, &logit| any | (logit > bar)) {
                 continue;
             }
-            for (token, &logit) in (first..).zip(chunk) {
-                if logit > bar {
-                    self.keys.push(key_of(logit, token));
-                }
-            }
+            self.push_above(first, chunk, bar);
             if self.keys.len() >= full {
                 self.cut_to_best(count);
                 bar = logit_of(self.keys[count - 1]);
@@ -163,8 +194,17 @@ impl Candidates {
         self.keys.truncate(kept);
     }
 
+    /// Takes every token that min-p may keep: most are out by so much that a comparison of logits shows it.
+    /// About the rest the weight decides, in [`keep_above_part`](Self::keep_above_part).
+    pub(crate) fn take_near_best(&mut self, logits: &[f32], part_of_best: f64, scale: Scale) {
+        let bar = scale.best + part_of_best.ln() / scale.inverse_temperature;
+        // Far more than rounding could amount to.
+        let margin = 1e-3 * (1.0 + bar.abs() + scale.best.abs());
+        self.take_above(logits, (bar - margin) as f32);
+    }
+
     /// Min-p: keeps the keys whose weight is at least the given part of the best one's.
-    pub(crate) fn keep_above(&mut self, part_of_best: f64, scale: Scale) {
+    pub(crate) fn keep_above_part(&mut self, part_of_best: f64, scale: Scale) {
         self.keys
             .retain(|&key| scale.weight(logit_of(key)) >= part_of_best);
     }
@@ -262,31 +302,14 @@ fn logit_of(key: u64) -> f32 {
     })
 }
 
-/// A sum in eight interleaved parts: it rounds less than a running sum, and the compiler may use vector
-/// instructions, which the order of a running sum forbids. The order is the same on every machine.
-#[inline]
-fn sum_in_lanes<Item: Copy>(items: &[Item], weight: impl Fn(Item) -> f64) -> f64 {
-    let mut lanes = [0.0; 8];
-    let (chunks, rest) = items.as_chunks::<8>();
-    for chunk in chunks {
-        for (lane, &item) in lanes.iter_mut().zip(chunk) {
-            *lane += weight(item);
-        }
-    }
-    for (lane, &item) in lanes.iter_mut().zip(rest) {
-        *lane += weight(item);
-    }
-    lanes.iter().sum()
-}
-
-/// e to the power of a number that is not positive, to a few units in the last place; 0 below -708, where
+/// e to the powers of numbers that are not positive, to a few units in the last place; 0 below -708, where
 /// results leave the normal range.
 ///
 /// The standard library's function is the platform's: its last bit differs between systems, and with it,
-/// now and then, a token. This one has the same result everywhere, and no branch or call, so that a sum over
-/// the vocabulary is computed with vector instructions.
+/// now and then, a token. This one has the same result everywhere. It has no branch or call, and takes each
+/// step for all lanes before the next, so that a sum over the vocabulary is computed with vector instructions.
 #[inline]
-fn exponential(power: f64) -> f64 {
+fn exponentials<const LANES: usize>(powers: [f64; LANES]) -> [f64; LANES] {
     const LOWEST: f64 = -708.0;
     // Adding 1.5 * 2^52 rounds to a whole number and leaves it in the low bits.
     const ROUNDER: f64 = 6_755_399_441_055_744.0;
@@ -310,20 +333,30 @@ fn exponential(power: f64) -> f64 {
         1.0,
         1.0,
     ];
-    let clamped = power.max(LOWEST);
-    let rounded = clamped * std::f64::consts::LOG2_E + ROUNDER;
-    let twos = rounded - ROUNDER;
-    let rest = clamped - twos * LN_2_HIGH - twos * LN_2_LOW;
-    let mut polynomial = COEFFICIENTS[0];
+    let clamped = powers.map(|power| if power < LOWEST { LOWEST } else { power });
+    let rounded = clamped.map(|power| power * std::f64::consts::LOG2_E + ROUNDER);
+    let mut rest = [0.0; LANES];
+    for lane in 0..LANES {
+        let twos = rounded[lane] - ROUNDER;
+        rest[lane] = clamped[lane] - twos * LN_2_HIGH - twos * LN_2_LOW;
+    }
+    let mut polynomial = [COEFFICIENTS[0]; LANES];
     for coefficient in &COEFFICIENTS[1..] {
-        polynomial = polynomial * rest + coefficient;
+        for lane in 0..LANES {
+            polynomial[lane] = polynomial[lane] * rest[lane] + coefficient;
+        }
     }
-    let power_of_two = f64::from_bits((rounded.to_bits() << 52).wrapping_add(1023 << 52));
-    if power < LOWEST {
-        0.0
-    } else {
-        polynomial * power_of_two
+    let mut results = [0.0; LANES];
+    for lane in 0..LANES {
+        let power_of_two = f64::from_bits((rounded[lane].to_bits() << 52).wrapping_add(1023 << 52));
+        let in_range = if powers[lane] < LOWEST {
+            0.0
+        } else {
+            power_of_two
+        };
+        results[lane] = polynomial[lane] * in_range;
     }
+    results
 }
 
 #[cfg(test)]
@@ -378,13 +411,14 @@ mod tests {
 
     #[test]
     fn the_exponential_agrees_with_the_standard_library() {
-        assert_eq!(exponential(0.0), 1.0);
-        assert_eq!(exponential(-708.1), 0.0);
-        assert_eq!(exponential(f64::NEG_INFINITY), 0.0);
+        let one = |power| exponentials([power])[0];
+        assert_eq!(one(0.0), 1.0);
+        assert_eq!(one(-708.1), 0.0);
+        assert_eq!(one(f64::NEG_INFINITY), 0.0);
         for step in 0..200_000 {
             let power = -708.0 * uniform(1, step).powi(3);
             let expected = power.exp();
-            let error = (exponential(power) - expected).abs() / expected;
+            let error = (one(power) - expected).abs() / expected;
             assert!(error < 1e-15, "e^{power}: relative error {error}");
         }
     }

@@ -262,6 +262,7 @@ impl Sampler {
     /// Leaves the candidates that pass top-k, top-p and min-p, in ascending order of tokens.
     fn filter(&mut self, scale: Scale) {
         let share = f64::from(self.parameters.top_p);
+        let part_of_best = f64::from(self.parameters.min_p);
         match self.parameters.top_k {
             Some(count) => {
                 self.candidates.take_best(&self.adjusted, count as usize);
@@ -270,11 +271,14 @@ impl Sampler {
                 }
             }
             None if share < 1.0 => self.candidates.take_share(&self.adjusted, share, scale),
+            None if part_of_best > 0.0 => {
+                self.candidates
+                    .take_near_best(&self.adjusted, part_of_best, scale);
+            }
             None => self.candidates.take_all(&self.adjusted),
         }
-        if self.parameters.min_p > 0.0 {
-            self.candidates
-                .keep_above(f64::from(self.parameters.min_p), scale);
+        if part_of_best > 0.0 {
+            self.candidates.keep_above_part(part_of_best, scale);
         }
         self.candidates.order_by_token(&self.adjusted);
     }

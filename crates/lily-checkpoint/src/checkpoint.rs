@@ -3,7 +3,7 @@
 use crate::config::ModelConfig;
 use crate::config_json::{json_table, parse_table};
 use crate::declared::DeclaredQuantization;
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, printable};
 use crate::files::{
     Content, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, MAX_SMALL_BYTES, Source, is_plain_name, text_of,
 };
@@ -339,7 +339,7 @@ fn read_index(source: &Source) -> Result<Option<HashMap<String, String>>, Checkp
             other => {
                 return Err(CheckpointError::Index {
                     file,
-                    tensor: tensor.clone(),
+                    tensor: printable(tensor),
                     expected: "the name of a file beside the index".to_string(),
                     found: crate::config_json::describe(other),
                 });

@@ -2,7 +2,7 @@
 //! chosen far above any real model and low enough that no product of dimensions overflows.
 
 use crate::config::{LayerKind, ModelConfig};
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, printable};
 use serde_json::{Map, Value};
 
 /// Bounds of single dimensions.
@@ -18,6 +18,8 @@ const MAX_POSITIONS: usize = 1 << 26;
 const MAX_PROJECTION: usize = 1 << 20;
 /// Bound of the whole model: hundreds of times the largest one published.
 const MAX_PARAMETERS: u64 = 1 << 49;
+/// Least value of what must be positive, also as an f32.
+const TINY: f64 = 1e-30;
 /// End-of-sequence ids a configuration may name.
 const MAX_EOS_TOKENS: usize = 64;
 
@@ -48,7 +50,7 @@ pub(crate) fn json_table(json: &str, file: &str) -> Result<Map<String, Value>, C
     match serde_json::from_str(json) {
         Ok(Value::Object(table)) => Ok(table),
         Ok(other) => Err(malformed(describe(&other))),
-        Err(error) => Err(malformed(error.to_string())),
+        Err(error) => Err(malformed(printable(&error.to_string()))),
     }
 }
 
@@ -115,7 +117,7 @@ pub(crate) fn parse_table(
         experts_per_token: text.dimension("num_experts_per_tok", 0, experts)?,
         expert_intermediate: text.dimension("moe_intermediate_size", 0, MAX_WIDTH)?,
         shared_intermediate: text.dimension("shared_expert_intermediate_size", 0, MAX_WIDTH)?,
-        rms_norm_eps: text.number("rms_norm_eps", 1e-6, f64::MIN_POSITIVE, 1.0)?,
+        rms_norm_eps: text.number("rms_norm_eps", 1e-6, TINY, 1.0)?,
         vocab_size,
         max_positions: text.dimension("max_position_embeddings", 131_072, MAX_POSITIONS)?,
         // mlx-lm reads the text model's own field; Hugging Face repeats it outside.
@@ -226,7 +228,7 @@ fn rotary(text: &Fields<'_>, head_dim: usize) -> Result<(usize, f64), Checkpoint
     }
     let rope_theta = theta_fields.number("rope_theta", 100_000.0, 1.0, 1e15)?;
     let factor_fields = place("partial_rotary_factor");
-    let factor = factor_fields.number("partial_rotary_factor", 0.25, f64::MIN_POSITIVE, 1.0)?;
+    let factor = factor_fields.number("partial_rotary_factor", 0.25, TINY, 1.0)?;
     // Rounded down, as mlx-lm does. Exact enough: a head is at most 4096 wide.
     let rotary_dim = (head_dim as f64 * factor) as usize;
     if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
@@ -372,12 +374,8 @@ fn check_size(config: &ModelConfig, text: &Fields<'_>) -> Result<(), CheckpointE
     match parameters {
         Some(count) if count <= MAX_PARAMETERS => Ok(()),
         _ => {
-            let found = "dimensions whose product is larger".to_string();
-            Err(text.wrong(
-                "the model",
-                &format!("at most {MAX_PARAMETERS} parameters"),
-                found,
-            ))
+            let expected = format!("at most {MAX_PARAMETERS} parameters in all");
+            Err(text.wrong("dimensions", &expected, "more".to_string()))
         }
     }
 }
@@ -396,7 +394,7 @@ impl<'a> Fields<'a> {
     }
 
     pub fn name(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+        printable(&format!("{}{name}", self.prefix))
     }
 
     pub fn wrong(&self, name: &str, expected: &str, found: String) -> CheckpointError {
@@ -478,18 +476,11 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A JSON value, cut to a length fit for a message.
+/// A JSON value in words fit for a message.
 pub(crate) fn describe(value: &Value) -> String {
-    const LONGEST: usize = 60;
     match value {
         Value::Array(list) => format!("a list of {}", list.len()),
         Value::Object(table) => format!("a table of {}", table.len()),
-        simple => {
-            let text = simple.to_string();
-            match text.char_indices().nth(LONGEST) {
-                None => text,
-                Some((end, _)) => format!("{}…", &text[..end]),
-            }
-        }
+        simple => printable(&simple.to_string()),
     }
 }

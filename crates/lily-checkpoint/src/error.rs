@@ -226,3 +226,38 @@ pub enum CheckpointError {
         weight: crate::WeightId,
     },
 }
+
+/// A text from a file as it may stand in a message: cut to a sane length, and without control characters,
+/// which would speak to the reader's terminal.
+pub(crate) fn printable(text: &str) -> String {
+    const LONGEST: usize = 200;
+    let mut shown = String::new();
+    for (count, character) in text.chars().enumerate() {
+        if count == LONGEST {
+            shown.push('…');
+            break;
+        }
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn messages_are_short_and_say_nothing_to_the_terminal() {
+        assert_eq!(printable("größe \"x\""), "größe \"x\"");
+        assert_eq!(printable("a\x1b[2J\u{9b}\n"), "a\\u{1b}[2J\\u{9b}\\n");
+        let long = printable(&"ä".repeat(1000));
+        assert_eq!(
+            (long.chars().count(), long.chars().last()),
+            (201, Some('…'))
+        );
+    }
+}

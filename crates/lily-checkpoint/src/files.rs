@@ -87,7 +87,9 @@ impl Source {
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     let single = matches!(components.next(), Some(Component::Normal(part)) if part == name);
-    single && components.next().is_none() && !name.contains(['/', '\\', '\0'])
+    // A trailing separator is no component of its own, and a backslash separates elsewhere.
+    let clean = !name.contains(|c: char| matches!(c, '/' | '\\') || c.is_control());
+    single && components.next().is_none() && clean
 }
 
 fn io_error(file: &str, source: std::io::Error) -> CheckpointError {

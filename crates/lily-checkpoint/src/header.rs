@@ -5,7 +5,7 @@
 //! without gap or overlap, as the format demands and as MLX writes them. Entries come in any order (MLX
 //! writes them in that of a hash table), and the header has any length, odd ones included.
 
-use crate::error::CheckpointError;
+use crate::error::{CheckpointError, printable};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -167,12 +167,21 @@ pub fn parse_header(bytes: &[u8], file_length: u64, name: &str) -> Result<Header
         return Err(damaged("a header that starts with {", describe_start(json)));
     }
     let entries = parse_entries(json)
-        .map_err(|error| damaged("a JSON table of tensors", format!("{error}")))?;
+        .map_err(|error| damaged("a JSON table of tensors", printable(&error.to_string())))?;
 
     let data_length = file_length - data_start;
     let mut seen = HashSet::with_capacity(entries.tensors.len());
     let mut tensors = Vec::with_capacity(entries.tensors.len());
     for (tensor, entry) in entries.tensors {
+        // From here on a name is fit for a message.
+        if tensor != printable(&tensor) {
+            return Err(CheckpointError::HeaderTensor {
+                file: name.to_string(),
+                tensor: printable(&tensor),
+                expected: "a name of at most 200 printable characters".to_string(),
+                found: format!("{} bytes", tensor.len()),
+            });
+        }
         if !seen.insert(tensor.clone()) {
             return Err(CheckpointError::DuplicateTensor {
                 file: name.to_string(),
@@ -206,7 +215,7 @@ fn check_entry(
         found,
     };
     let stored = StoredType::from_name(&entry.dtype)
-        .ok_or_else(|| impossible("a known dtype".into(), format!("{:?}", clip(&entry.dtype))))?;
+        .ok_or_else(|| impossible("a known dtype".into(), printable(&entry.dtype)))?;
     if entry.shape.len() > MAX_RANK {
         let found = format!("{}", entry.shape.len());
         return Err(impossible(format!("at most {MAX_RANK} dimensions"), found));
@@ -354,11 +363,6 @@ fn describe_start(json: &[u8]) -> String {
         None => "an empty header".to_string(),
         Some(byte) => format!("byte {byte:#04x}"),
     }
-}
-
-/// A text from the file, cut to a length fit for a message.
-fn clip(text: &str) -> String {
-    text.chars().take(40).collect()
 }
 
 #[cfg(test)]

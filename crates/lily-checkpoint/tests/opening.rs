@@ -1,0 +1,634 @@
+//! Opening checkpoints of every form, what the summary says of them, and the real model's figures.
+
+mod common;
+
+use common::{Draft, Files, open, repository, write};
+use lily_checkpoint::{
+    Checkpoint, CheckpointError, DType, DeclaredModel, DeclaredQuantization, LayerKind,
+    ModelConfig, TensorCount, WeightData, WeightFormat, WeightId, WeightRole,
+};
+use serde_json::json;
+use std::io::{Seek, SeekFrom, Write};
+use std::time::{Duration, Instant};
+
+const REAL: &str = "fixtures/qwen3.6-35b-a3b/config.json";
+
+fn assert_send_sync<T: Send + Sync>() {}
+
+#[test]
+fn checkpoints_may_be_shared_between_threads() {
+    assert_send_sync::<Checkpoint>();
+    assert_send_sync::<CheckpointError>();
+}
+
+#[test]
+fn the_real_configuration_is_read_field_by_field() {
+    let model = DeclaredModel::read(&repository(REAL)).unwrap();
+    let expected = ModelConfig {
+        hidden_size: 2048,
+        layers: 40,
+        full_attention_interval: 4,
+        attention_heads: 16,
+        key_value_heads: 2,
+        head_dim: 256,
+        rotary_dim: 64,
+        rope_theta: 1e7,
+        linear_key_heads: 16,
+        linear_value_heads: 32,
+        linear_key_dim: 128,
+        linear_value_dim: 128,
+        conv_kernel: 4,
+        experts: 256,
+        experts_per_token: 8,
+        expert_intermediate: 512,
+        shared_intermediate: 512,
+        rms_norm_eps: 1e-6,
+        vocab_size: 248_320,
+        max_positions: 262_144,
+        tie_word_embeddings: false,
+        eos_token_ids: vec![248_046, 248_044],
+    };
+    assert_eq!(model.config, expected);
+    let directory = repository(REAL).parent().unwrap().to_path_buf();
+    assert_eq!(
+        DeclaredModel::read(&directory).unwrap(),
+        model,
+        "by the directory's name"
+    );
+    let attention = (0..40).filter(|layer| expected.layer_kind(*layer) == LayerKind::Attention);
+    assert_eq!(
+        attention.collect::<Vec<_>>(),
+        [3, 7, 11, 15, 19, 23, 27, 31, 35, 39]
+    );
+}
+
+#[test]
+fn the_real_model_has_its_published_tensors_and_bytes() {
+    let model = DeclaredModel::read(&repository(REAL)).unwrap();
+    let specs = model.config.weights();
+    let bytes: u64 = specs.iter().map(|spec| model.weight_bytes(spec)).sum();
+    assert_eq!(bytes, 19_508_787_456);
+    let tensors = specs
+        .iter()
+        .map(|spec| match model.quantization.format_of(spec) {
+            WeightFormat::Plain(_) => 1,
+            WeightFormat::Affine { .. } => 3,
+        });
+    assert_eq!(tensors.sum::<usize>(), 1757);
+    let eight_bits = specs.iter().filter(|spec| {
+        matches!(
+            model.quantization.format_of(spec),
+            WeightFormat::Affine { bits: 8, .. }
+        )
+    });
+    assert_eq!(eight_bits.count(), 80, "routers and shared gates");
+}
+
+#[test]
+fn absent_fields_have_the_defaults_of_mlx_lm() {
+    let json = r#"{"model_type": "qwen3_5_moe_text", "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}"#;
+    let config = ModelConfig::parse(json, "config.json").unwrap();
+    let expected = ModelConfig {
+        hidden_size: 4096,
+        layers: 32,
+        full_attention_interval: 4,
+        attention_heads: 32,
+        key_value_heads: 8,
+        head_dim: 128,
+        rotary_dim: 32,
+        rope_theta: 1e5,
+        linear_key_heads: 16,
+        linear_value_heads: 64,
+        linear_key_dim: 192,
+        linear_value_dim: 128,
+        conv_kernel: 4,
+        experts: 4,
+        experts_per_token: 2,
+        expert_intermediate: 32,
+        shared_intermediate: 32,
+        rms_norm_eps: 1e-6,
+        vocab_size: 151_936,
+        max_positions: 131_072,
+        tie_word_embeddings: false,
+        eos_token_ids: vec![],
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn older_spellings_mean_the_same() {
+    let draft = Draft::single();
+    let parse = |config: &serde_json::Value| ModelConfig::parse(&config.to_string(), "c").unwrap();
+    let usual = parse(&draft.config);
+    assert_eq!((usual.rope_theta, usual.rotary_dim), (1e7, 8));
+
+    let mut flat = draft.config["text_config"].clone();
+    flat["eos_token_id"] = json!([3, 2]);
+    assert_eq!(parse(&flat), usual, "the text model's table alone");
+
+    let mut old = draft.config.clone();
+    let text = old["text_config"].as_object_mut().unwrap();
+    text.remove("rope_parameters");
+    text.insert("rope_theta".into(), json!(1e7));
+    text.insert("partial_rotary_factor".into(), json!(0.25));
+    text.insert("rope_scaling".into(), json!({"type": "default"}));
+    assert_eq!(parse(&old), usual, "rope fields outside a table");
+
+    let mut renamed = draft.config.clone();
+    let rope = renamed["text_config"]["rope_parameters"]
+        .as_object_mut()
+        .unwrap();
+    rope.remove("rope_type");
+    rope.insert("type".into(), json!("default"));
+    assert_eq!(parse(&renamed), usual, "type for rope_type");
+
+    let mut single = draft.config.clone();
+    single["eos_token_id"] = json!(3);
+    assert_eq!(parse(&single).eos_token_ids, [3]);
+    single.as_object_mut().unwrap().remove("eos_token_id");
+    single["text_config"]["eos_token_id"] = json!(2);
+    assert_eq!(
+        parse(&single).eos_token_ids,
+        [2],
+        "from the text model's table"
+    );
+}
+
+#[test]
+fn the_declared_table_has_a_default_exceptions_and_modules_kept_plain() {
+    let draft = Draft::single();
+    let config = ModelConfig::parse(&draft.config.to_string(), "c").unwrap();
+    let format = |quantization: &serde_json::Value, id: WeightId| {
+        let json = json!({"quantization_config": quantization}).to_string();
+        let table = DeclaredQuantization::parse(&json, "c").unwrap();
+        table.format_of(config.weights().iter().find(|spec| spec.id == id).unwrap())
+    };
+    let affine = |bits, group| WeightFormat::Affine {
+        bits,
+        group,
+        scales: DType::Bf16,
+    };
+    let plain = WeightFormat::Plain(DType::Bf16);
+    let router = WeightId::in_layer(1, WeightRole::Router);
+    let head = WeightId::global(WeightRole::Head);
+    let down = WeightId::in_layer(1, WeightRole::SharedDown);
+    let table = json!({
+        "group_size": 64, "bits": 6,
+        "language_model.model.layers.1.mlp.gate": {"bits": 8, "group_size": 32},
+        "lm_head": false,
+    });
+    assert_eq!(
+        format(&table, router),
+        affine(8, 32),
+        "an entry with the prefix"
+    );
+    assert_eq!(
+        format(&table, head),
+        plain,
+        "an entry without the prefix that says no"
+    );
+    assert_eq!(
+        format(&table, WeightId::in_layer(0, WeightRole::Router)),
+        affine(6, 64),
+        "default"
+    );
+    assert_eq!(
+        format(&table, down),
+        plain,
+        "32 columns are no whole group of 64"
+    );
+    let norm = WeightId::global(WeightRole::FinalNorm);
+    assert_eq!(format(&table, norm), plain, "a vector is never quantised");
+    assert_eq!(
+        format(&json!(null), router),
+        plain,
+        "no table, no quantisation"
+    );
+    let table = json!({"group_size": 32, "bits": 3, "model.layers.1.mlp.gate": {}});
+    assert_eq!(
+        format(&table, router),
+        affine(4, 64),
+        "an entry's own defaults are MLX's"
+    );
+    let table = json!({"group_size": 32, "bits": 3, "model.layers.1.mlp.gate": true});
+    assert_eq!(
+        format(&table, router),
+        affine(3, 32),
+        "true is the table's default"
+    );
+}
+
+/// All numbers of all weights, to compare checkpoints stored differently.
+fn numbers(checkpoint: &Checkpoint) -> Vec<Vec<f32>> {
+    checkpoint
+        .weights()
+        .map(|weight| weight.read_plain())
+        .collect()
+}
+
+#[test]
+fn one_file_shards_memory_and_another_prefix_hold_the_same_weights() {
+    let single = open(&Draft::single().files()).unwrap();
+    let sharded = open(&Draft::sharded().files()).unwrap();
+    assert_eq!(numbers(&single), numbers(&sharded));
+    assert_eq!(sharded.summary().files.len(), 2);
+
+    let mut renamed = Draft::single();
+    for tensor in &mut renamed.shards[0].1 {
+        tensor.name = tensor.name.replace("language_model.", "");
+    }
+    assert_eq!(numbers(&single), numbers(&open(&renamed.files()).unwrap()));
+
+    let memory = from_memory(&Draft::sharded().files());
+    assert_eq!(numbers(&single), numbers(&memory));
+    assert_eq!(memory.summary().identity, sharded.summary().identity);
+}
+
+fn from_memory(files: &Files) -> Checkpoint {
+    let config = std::str::from_utf8(&files["config.json"])
+        .unwrap()
+        .to_string();
+    let files: Vec<(&str, &'static [u8])> = files
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), &*bytes.clone().leak()))
+        .collect();
+    Checkpoint::from_memory(&config, &files).unwrap()
+}
+
+#[test]
+fn tensors_lie_at_odd_addresses_and_are_read_all_the_same() {
+    let mut draft = Draft::single();
+    let name = "language_model.model.norm.weight";
+    draft.tensor(name).data = (1..=64u16).flat_map(|n| (n << 7).to_le_bytes()).collect();
+    let checkpoint = from_memory(&draft.files());
+    let norm = checkpoint
+        .weight(WeightId::global(WeightRole::FinalNorm))
+        .unwrap();
+    let WeightData::Plain(bytes) = norm.data else {
+        panic!("a vector is plain")
+    };
+    let header = checkpoint.summary().files[0].header_bytes;
+    assert_eq!(header % 2, 1, "the test's header is odd, as MLX's may be");
+    assert_eq!(norm.read_plain()[0], f32::from_bits(1 << 23));
+    assert_eq!(norm.read_plain()[63], f32::from_bits(64 << 23));
+    assert_eq!(bytes.len(), 128);
+}
+
+#[test]
+fn f16_and_f32_numbers_are_read_as_such() {
+    let mut draft = Draft::single();
+    let a_log = "language_model.model.layers.0.linear_attn.A_log";
+    draft.reshape(a_log, "F32", &[2], 4);
+    draft.tensor(a_log).data = [1.5f32, -2.25]
+        .iter()
+        .flat_map(|n| n.to_le_bytes())
+        .collect();
+    let dt_bias = "language_model.model.layers.0.linear_attn.dt_bias";
+    draft.reshape(dt_bias, "F16", &[2], 2);
+    draft.tensor(dt_bias).data = vec![0x00, 0x3c, 0x00, 0xc0];
+    for part in ["scales", "biases"] {
+        let name = format!("language_model.model.layers.0.mlp.gate.{part}");
+        draft.reshape(&name, "F32", &[4, 2], 4);
+        let number = if part == "scales" { 0.5f32 } else { -1.0 };
+        draft.tensor(&name).data = [number; 8].iter().flat_map(|n| n.to_le_bytes()).collect();
+    }
+    let checkpoint = open(&draft.files()).unwrap();
+    let weight = |role| checkpoint.weight(WeightId::in_layer(0, role)).unwrap();
+    assert_eq!(weight(WeightRole::DeltaALog).read_plain(), [1.5, -2.25]);
+    assert_eq!(weight(WeightRole::DeltaDtBias).read_plain(), [1.0, -2.0]);
+    let router = weight(WeightRole::Router);
+    let format = WeightFormat::Affine {
+        bits: 8,
+        group: 32,
+        scales: DType::F32,
+    };
+    assert_eq!(router.format, format);
+    let WeightData::Affine { codes, .. } = router.data else {
+        panic!("quantised")
+    };
+    let expected: Vec<f32> = codes
+        .iter()
+        .map(|code| f32::from(*code) * 0.5 - 1.0)
+        .collect();
+    assert_eq!(router.read_plain(), expected);
+}
+
+#[test]
+fn a_tied_head_is_the_embedding() {
+    let mut draft = Draft::single();
+    draft.text()["tie_word_embeddings"] = json!(true);
+    for part in ["weight", "scales", "biases"] {
+        draft.remove(&format!("language_model.lm_head.{part}"));
+    }
+    let checkpoint = open(&draft.files()).unwrap();
+    let head = checkpoint
+        .weight(WeightId::global(WeightRole::Head))
+        .unwrap();
+    let embedding = checkpoint
+        .weight(WeightId::global(WeightRole::Embedding))
+        .unwrap();
+    assert_eq!(head.data, embedding.data);
+    assert_eq!(head.spec.id, embedding.spec.id);
+
+    // Tied outside the text model's table, which itself says nothing.
+    draft
+        .text()
+        .as_object_mut()
+        .unwrap()
+        .remove("tie_word_embeddings");
+    draft.config["tie_word_embeddings"] = json!(true);
+    assert!(open(&draft.files()).unwrap().config().tie_word_embeddings);
+}
+
+#[test]
+fn a_weight_that_the_model_has_not_is_an_error() {
+    let checkpoint = open(&Draft::single().files()).unwrap();
+    for id in [
+        WeightId::in_layer(0, WeightRole::Query),
+        WeightId::in_layer(2, WeightRole::Router),
+    ] {
+        let error = checkpoint.weight(id).unwrap_err();
+        assert!(matches!(error, CheckpointError::NoSuchWeight { .. }));
+        assert!(error.to_string().contains(&id.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn the_summary_counts_every_tensor_and_byte_once() {
+    let draft = Draft::single();
+    let (tensors, files) = (draft.shards[0].1.clone(), draft.files());
+    let summary = open(&files).unwrap().summary();
+    let one = TensorCount {
+        tensors: 1,
+        bytes: 6,
+    };
+    assert_eq!(
+        (summary.vision, summary.multi_token, summary.unknown),
+        (one, one, one)
+    );
+    assert_eq!(summary.text.tensors, tensors.len() - 3);
+    let bytes: usize = tensors.iter().map(|tensor| tensor.data.len()).sum();
+    assert_eq!(summary.text.bytes, bytes as u64 - 18);
+    assert_eq!(summary.files.len(), 1);
+    let file = &summary.files[0];
+    assert_eq!(
+        (file.name.as_str(), file.tensors),
+        ("model.safetensors", tensors.len())
+    );
+    assert_eq!(file.bytes, files["model.safetensors"].len() as u64);
+    assert_eq!(file.header_bytes + bytes as u64, file.bytes);
+
+    assert_eq!(
+        summary
+            .formats
+            .iter()
+            .map(|format| format.bytes)
+            .sum::<u64>(),
+        summary.text.bytes
+    );
+    let weights: usize = summary.formats.iter().map(|format| format.weights).sum();
+    assert_eq!(weights, summary.config.weights().len());
+    assert!(
+        summary.formats.is_sorted_by(|a, b| a.bytes >= b.bytes),
+        "{:?}",
+        summary.formats
+    );
+    let affine = |bits| WeightFormat::Affine {
+        bits,
+        group: 32,
+        scales: DType::Bf16,
+    };
+    let of = |format| {
+        summary
+            .formats
+            .iter()
+            .find(|found| found.format == format)
+            .unwrap()
+    };
+    assert_eq!(summary.formats[0].format, affine(4));
+    assert_eq!(
+        (of(affine(8)).weights, of(affine(8)).parameters),
+        (2, 2 * 4 * 64)
+    );
+    assert_eq!(of(affine(8)).bytes, 2 * 4 * (64 + 2 * 2 * 2));
+    let parameters: u64 = summary.formats.iter().map(|format| format.parameters).sum();
+    assert_eq!(summary.parameters, parameters);
+}
+
+#[test]
+fn the_identity_is_that_of_the_content() {
+    let identity = |files: &Files| open(files).unwrap().identity();
+    let good = Draft::single().files();
+    assert_eq!(
+        identity(&good),
+        identity(&good),
+        "the directory's name plays no part"
+    );
+    assert_eq!(identity(&good).len(), 32);
+
+    let mut changed = good.clone();
+    *changed
+        .get_mut("model.safetensors")
+        .unwrap()
+        .last_mut()
+        .unwrap() ^= 1;
+    assert_ne!(identity(&changed), identity(&good), "the data sampled");
+    let mut changed = good.clone();
+    changed.get_mut("config.json").unwrap().push(b' ');
+    assert_ne!(identity(&changed), identity(&good), "the configuration");
+    let mut changed = good.clone();
+    common::edit_header(changed.get_mut("model.safetensors").unwrap(), |header| {
+        header + "  "
+    });
+    assert_ne!(identity(&changed), identity(&good), "the header");
+}
+
+#[test]
+fn small_files_are_read_from_the_checkpoint_alone() {
+    let mut files = Draft::single().files();
+    files.insert("tokenizer.json".into(), b"{\"v\": 1}".to_vec());
+    files.insert("chat_template.jinja".into(), b"\xff".to_vec());
+    let directory = write(&files);
+    std::fs::write(directory.path().join("secret"), "s").unwrap();
+    let inner = directory.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    for (name, bytes) in &files {
+        std::fs::write(inner.join(name), bytes).unwrap();
+    }
+    for checkpoint in [Checkpoint::open(&inner).unwrap(), from_memory(&files)] {
+        let text = |name| checkpoint.small_text(name).map(Result::unwrap);
+        assert_eq!(text("tokenizer.json").as_deref(), Some("{\"v\": 1}"));
+        assert_eq!(text("generation_config.json"), None);
+        assert_eq!(
+            text("config.json").unwrap().as_bytes(),
+            files["config.json"]
+        );
+        assert_eq!(
+            checkpoint
+                .small_file("chat_template.jinja")
+                .unwrap()
+                .unwrap(),
+            b"\xff"
+        );
+        let error = checkpoint
+            .small_text("chat_template.jinja")
+            .unwrap()
+            .unwrap_err();
+        assert!(matches!(error, CheckpointError::NotText { .. }), "{error}");
+        assert!(
+            checkpoint.small_file("../secret").is_none(),
+            "the way out of the directory"
+        );
+    }
+}
+
+#[test]
+fn the_embedded_model_opens_in_memory_as_on_disk() {
+    let directory = repository("models/lily-tiny");
+    let names = [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+    ];
+    let read = |name: &str| {
+        (
+            name.to_string(),
+            std::fs::read(directory.join(name)).unwrap(),
+        )
+    };
+    let files: Files = names.into_iter().map(read).collect();
+    let (memory, disk) = (from_memory(&files), Checkpoint::open(&directory).unwrap());
+    assert_eq!(memory.identity(), disk.identity());
+    assert_eq!(memory.config(), disk.config());
+    let summary = disk.summary();
+    assert_eq!((summary.vision.tensors, summary.unknown.tensors), (0, 0));
+    assert_eq!(summary.files[0].tensors, summary.text.tensors);
+    for (a, b) in memory.weights().zip(disk.weights()) {
+        assert_eq!(a.data, b.data, "{}", a.spec.id);
+    }
+}
+
+#[test]
+fn skipped_tensors_of_the_oracle_are_counted() {
+    let summary = Checkpoint::open(&repository("fixtures/oracle-small-b"))
+        .unwrap()
+        .summary();
+    assert!(
+        summary.vision.tensors > 0 && summary.multi_token.tensors > 0,
+        "{summary:?}"
+    );
+    assert_eq!(summary.unknown, TensorCount::default());
+    let tensors: usize = summary.files.iter().map(|file| file.tensors).sum();
+    let skipped = summary.vision.tensors + summary.multi_token.tensors;
+    assert_eq!(summary.text.tensors + skipped, tensors);
+}
+
+/// Kilobytes of this process in memory.
+#[cfg(target_os = "linux")]
+fn resident_kilobytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Blocks of 512 bytes that the file takes on disk.
+#[cfg(target_os = "linux")]
+fn blocks(file: &std::fs::File) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().unwrap().blocks()
+}
+
+/// The real model's size, as a file of holes: opening reads its header and nothing else.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_checkpoint_of_the_real_size_opens_at_once_and_in_little_memory() {
+    let json = std::fs::read_to_string(repository(REAL)).unwrap();
+    let model = DeclaredModel::parse(&json, REAL).unwrap();
+    let mut header = serde_json::Map::new();
+    let mut end = 0u64;
+    let mut tensor = |name: String, dtype: &str, shape: Vec<usize>, width: usize| {
+        let start = end;
+        end += (shape.iter().product::<usize>() * width) as u64;
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        header.insert(name, entry);
+    };
+    for spec in model.config.weights() {
+        let path = format!("language_model.{}", spec.id);
+        let name = if spec.id.role.is_bare() {
+            path.clone()
+        } else {
+            format!("{path}.weight")
+        };
+        let mut shape = common::stored_shape(spec.shape);
+        match model.quantization.format_of(&spec) {
+            WeightFormat::Plain(_) => tensor(name, "BF16", shape, 2),
+            WeightFormat::Affine { bits, group, .. } => {
+                let columns = shape.pop().unwrap();
+                let with = |last: usize| [shape.as_slice(), &[last]].concat();
+                tensor(name, "U32", with(columns * usize::from(bits) / 32), 4);
+                for part in ["scales", "biases"] {
+                    tensor(
+                        format!("{path}.{part}"),
+                        "BF16",
+                        with(columns / usize::from(group)),
+                        2,
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(end, 19_508_787_456);
+    let head = common::join_header(serde_json::Value::Object(header).to_string().as_bytes());
+
+    let directory = tempfile::tempdir().unwrap();
+    let mut file = std::fs::File::create(directory.path().join("model.safetensors")).unwrap();
+    file.set_len(64 << 20).unwrap();
+    if blocks(&file) > 1024 {
+        eprintln!("skipped: the temporary directory stores holes");
+        return;
+    }
+    file.set_len(head.len() as u64 + end).unwrap();
+    file.write_all(&head).unwrap();
+    // The last scales and biases of the head lie beyond 19 GB; these bytes are its last row's biases.
+    file.seek(SeekFrom::End(-64)).unwrap();
+    file.write_all(&[0x80, 0x3f].repeat(32)).unwrap();
+    std::fs::write(directory.path().join("config.json"), &json).unwrap();
+
+    let before = resident_kilobytes();
+    let start = Instant::now();
+    let checkpoint = Checkpoint::open(directory.path()).unwrap();
+    let elapsed = start.elapsed();
+    let grown = resident_kilobytes().saturating_sub(before);
+    assert!(
+        elapsed < Duration::from_millis(500),
+        "opening took {elapsed:?}"
+    );
+    assert!(grown < 64 << 10, "opening took {grown} KB of memory");
+
+    let head = checkpoint
+        .weight(WeightId::global(WeightRole::Head))
+        .unwrap();
+    let mut row = vec![0.0; head.columns()];
+    head.dequantise_row(head.rows() - 1, &mut row);
+    assert!(
+        row.iter().all(|number| *number == 1.0),
+        "the bytes at the far end"
+    );
+    head.dequantise_row(head.rows() - 2, &mut row);
+    assert!(
+        row.iter().all(|number| *number == 0.0),
+        "the row before is a hole"
+    );
+
+    let summary = checkpoint.summary();
+    assert_eq!(
+        (summary.text.tensors, summary.text.bytes),
+        (1757, 19_508_787_456)
+    );
+    assert_eq!(summary.parameters, 34_660_610_688);
+}

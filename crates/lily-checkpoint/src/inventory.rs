@@ -202,12 +202,10 @@ impl<'a> Inventory<'a> {
                 expected: format!("groups of {AFFINE_GROUPS:?} of {columns} inputs"),
                 found: format!("{groups} groups"),
             })?;
-        // Not `words · 32 / columns`, which rounds and may overflow.
+        // Asked this way round, nothing is rounded and nothing overflows.
         let bits = AFFINE_BITS
             .into_iter()
-            .find(|bits| {
-                columns * usize::from(*bits) % 32 == 0 && columns * usize::from(*bits) / 32 == words
-            })
+            .find(|bits| words.checked_mul(32) == Some(columns * usize::from(*bits)))
             .ok_or_else(|| CheckpointError::WrongWidth {
                 file: self.files[main.file].clone(),
                 tensor: main.tensor.name.clone(),

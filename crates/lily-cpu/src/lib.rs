@@ -1,1 +1,13 @@
-//! (see the crate's modules)
+//! The CPU device: executes plans with all cores, reading packed weights where they lie in the mapped
+//! file; and the reference, every operation as plain loops, which is the oracle of every device.
+
+mod arena;
+mod context;
+mod device;
+mod native;
+mod reference;
+mod state;
+mod weights;
+
+pub use device::{CpuDevice, CpuOptions, Kernels};
+pub use native::measure_bandwidth;

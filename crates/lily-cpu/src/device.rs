@@ -1,0 +1,305 @@
+//! The CPU device.
+
+use crate::arena::{Arena, ELEMENT_BYTES, ScratchView};
+use crate::context::{ChosenTokens, Context};
+use crate::native::{InstructionSet, Native, Work};
+use crate::reference;
+use crate::state::{self, CpuState};
+use crate::weights::Weights;
+use lily_checkpoint::Checkpoint;
+use lily_plan::{
+    Device, DeviceDescription, DeviceError, Launch, ModelDescription, Outcome, Phase, Placement,
+    Plan, Precision, SessionBytes, SessionState,
+};
+use rayon::prelude::*;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// Which implementation of the operations runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// Vector instructions, all cores.
+    Native,
+    /// Plain loops, one step after the other, fused operations expanded: the oracle. Slow.
+    Reference,
+}
+
+/// How to set up a [`CpuDevice`].
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Which implementation.
+    pub kernels: Kernels,
+    /// Threads; all cores by default.
+    pub threads: Option<usize>,
+    /// Use no vector instructions beyond what the compiler assumes, for comparison.
+    pub portable: bool,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        CpuOptions {
+            kernels: Kernels::Native,
+            threads: None,
+            portable: false,
+        }
+    }
+}
+
+/// Executes plans on the processor.
+pub struct CpuDevice {
+    pub(crate) weights: Weights,
+    pub(crate) arena: Arena,
+    model: Arc<ModelDescription>,
+    kernels: Kernels,
+    set: InstructionSet,
+    pool: rayon::ThreadPool,
+    placements: PlacementCache,
+}
+
+/// Placements of the plans run lately.
+#[derive(Default)]
+struct PlacementCache(VecDeque<(Weak<Plan>, Arc<Placement>)>);
+
+impl PlacementCache {
+    const ENTRIES: usize = 16;
+
+    fn get(&mut self, plan: &Arc<Plan>) -> Arc<Placement> {
+        self.0.retain(|(known, _)| known.strong_count() > 0);
+        if let Some((_, placement)) = self
+            .0
+            .iter()
+            .find(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(plan)))
+        {
+            return placement.clone();
+        }
+        let placement = Arc::new(plan.place(|_| ELEMENT_BYTES));
+        self.0.push_front((Arc::downgrade(plan), placement.clone()));
+        self.0.truncate(Self::ENTRIES);
+        placement
+    }
+}
+
+impl CpuDevice {
+    /// A device for the weights of `checkpoint`, which stay where they are mapped.
+    pub fn new(checkpoint: Arc<Checkpoint>, options: &CpuOptions) -> Result<Self, DeviceError> {
+        let weights = Weights::new(checkpoint)?;
+        let config = weights.config();
+        if !config.linear_key_dim.is_multiple_of(16) {
+            return Err(DeviceError::Unsupported {
+                device: "cpu".into(),
+                what: format!("linear_key_head_dim {}", config.linear_key_dim),
+                reason: "its kernels take key heads in sixteens".into(),
+            });
+        }
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(options.threads.unwrap_or(0))
+            .thread_name(|index| format!("lily-cpu-{index}"))
+            .build()
+            .map_err(|error| DeviceError::OutOfMemory {
+                what: "worker threads".into(),
+                bytes: 0,
+                reason: error.to_string(),
+            })?;
+        let set = if options.portable {
+            InstructionSet::Portable
+        } else {
+            InstructionSet::detect()
+        };
+        Ok(CpuDevice {
+            model: Arc::new(weights.describe()),
+            weights,
+            arena: Arena::default(),
+            kernels: options.kernels,
+            set,
+            pool,
+            placements: PlacementCache::default(),
+        })
+    }
+
+    /// The model as plans see it.
+    pub fn model(&self) -> &Arc<ModelDescription> {
+        &self.model
+    }
+
+    /// Bytes of working memory taken so far.
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Fills working memory with NaN, so that a value read before it is written shows.
+    pub fn poison(&mut self) {
+        self.arena.poison();
+    }
+
+    /// Checks a launch and finds this device's own states in it.
+    pub(crate) fn states<'s>(
+        plan: &Plan,
+        tokens: &[u32],
+        sessions: &'s mut [&mut dyn SessionState],
+    ) -> Result<Vec<&'s mut CpuState>, DeviceError> {
+        let refuse = |reason: String| Err(DeviceError::Launch(reason));
+        let class = plan.class;
+        let wanted = if class.phase == Phase::Prefill {
+            1
+        } else {
+            class.rows
+        };
+        if tokens.len() != class.rows || sessions.len() != wanted {
+            return refuse(format!(
+                "the plan has {} rows and {wanted} sessions, the launch {} and {}",
+                class.rows,
+                tokens.len(),
+                sessions.len()
+            ));
+        }
+        let vocabulary = plan.model.config.vocab_size;
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+            return refuse(format!("token {token} of a vocabulary of {vocabulary}"));
+        }
+        let rows_each = class.rows / wanted;
+        let mut states = Vec::with_capacity(wanted);
+        for session in sessions.iter_mut() {
+            let Some(state) = session.as_any_mut().downcast_mut::<CpuState>() else {
+                return refuse("a session of another device".into());
+            };
+            let end = state.position() + rows_each;
+            if end > state.capacity() {
+                let capacity = state.capacity();
+                return refuse(format!("position {end} of a session made for {capacity}"));
+            }
+            if class.phase == Phase::Decode && end > class.context {
+                return refuse(format!(
+                    "position {end} in a plan for {} positions",
+                    class.context
+                ));
+            }
+            states.push(state);
+        }
+        Ok(states)
+    }
+}
+
+impl Device for CpuDevice {
+    fn describe(&self) -> DeviceDescription {
+        let kernels = match self.kernels {
+            Kernels::Native => format!("native, {}", self.set.name()),
+            Kernels::Reference => "reference (plain loops)".to_string(),
+        };
+        DeviceDescription {
+            device: "cpu".into(),
+            hardware: processor_name(),
+            kernels,
+            workers: self.pool.current_num_threads(),
+        }
+    }
+
+    fn session_bytes(&self, precision: Precision) -> SessionBytes {
+        state::session_bytes(self.weights.config(), precision)
+    }
+
+    fn working_bytes(&self, plan: &Plan) -> u64 {
+        plan.place(|_| ELEMENT_BYTES).arena_bytes as u64
+    }
+
+    fn new_session(
+        &self,
+        precision: Precision,
+        capacity: usize,
+    ) -> Result<Box<dyn SessionState>, DeviceError> {
+        Ok(Box::new(CpuState::new(
+            self.weights.config(),
+            precision,
+            capacity,
+        )?))
+    }
+
+    fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
+        let Launch {
+            tokens,
+            sessions,
+            token_limit,
+            mut observer,
+        } = launch;
+        let mut states = Self::states(plan, tokens, sessions)?;
+        let placement = self.placements.get(plan);
+        self.arena.reserve(placement.arena_bytes);
+
+        let config = self.weights.config();
+        let views: Vec<_> = states
+            .iter_mut()
+            .map(|state| state.view(config, plan.class.precision))
+            .collect();
+        let chosen = ChosenTokens::default();
+        let context = Context {
+            plan,
+            config,
+            weights: &self.weights,
+            tokens,
+            token_limit,
+            scratch: ScratchView::new(&self.arena, &placement, plan),
+            sessions: &views,
+            next_tokens: &chosen,
+        };
+        for stage in &plan.stages {
+            match self.kernels {
+                Kernels::Native => {
+                    let native = Native {
+                        context: &context,
+                        set: self.set,
+                    };
+                    let work: Vec<Work<'_>> = stage
+                        .iter()
+                        .map(|&step| native.prepare(&plan.steps[step].operation))
+                        .collect();
+                    run_stage(&self.pool, &work);
+                }
+                Kernels::Reference => {
+                    for &step in stage {
+                        reference::run_step(&context, step);
+                    }
+                }
+            }
+            if let Some(observer) = &mut observer {
+                for &step in stage {
+                    observer.after_step(step, &|id| context.observe(id));
+                }
+            }
+        }
+        let logits = plan
+            .logits
+            .map_or(Vec::new(), |id| context.read(id).to_vec());
+        let tokens = chosen.take();
+        let rows_each = plan.class.rows / states.len();
+        states.iter_mut().for_each(|state| state.commit(rows_each));
+        Ok(Outcome { logits, tokens })
+    }
+}
+
+/// Runs the items of a stage's steps on all cores and waits for them.
+pub(crate) fn run_stage(pool: &rayon::ThreadPool, work: &[Work<'_>]) {
+    let items: usize = work.iter().map(|work| work.items).sum();
+    let run = |mut item: usize| {
+        for work in work {
+            if item < work.items {
+                return (work.run)(item);
+            }
+            item -= work.items;
+        }
+    };
+    if items == 1 {
+        run(0);
+    } else {
+        pool.install(|| (0..items).into_par_iter().with_max_len(1).for_each(run));
+    }
+}
+
+/// The processor's own name for itself, where the system tells.
+fn processor_name() -> String {
+    std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_string())
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}

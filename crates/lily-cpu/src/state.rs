@@ -1,0 +1,309 @@
+//! Session state on the CPU: KV cache, convolution histories, recurrent states.
+//!
+//! A cache lives in a reserved address range of its own, as long as it may ever become; the system
+//! gives it pages as it grows, so nothing is copied and nothing is taken before it is needed.
+
+use crate::arena::Output;
+use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
+use lily_plan::{DeviceError, Precision, SessionBytes, SessionState};
+use memmap2::{MmapMut, MmapOptions};
+use std::any::Any;
+
+/// Positions that are accounted for together: 256 positions of one KV head are at least one 4 KiB page
+/// in every supported shape.
+pub(crate) const PAGE_POSITIONS: usize = 256;
+
+/// The state of one sequence.
+pub(crate) struct CpuState {
+    layers: Vec<LayerState>,
+    position: usize,
+    capacity: usize,
+    /// Which of the two copies is live.
+    parity: usize,
+    /// Rows of the last run, while it can be taken back.
+    undoable: Option<usize>,
+    /// Positions the cache has ever reached: what is resident.
+    touched: usize,
+    bytes: SessionBytes,
+}
+
+enum LayerState {
+    GatedDelta {
+        history: [Vec<f32>; 2],
+        recurrent: [Vec<f32>; 2],
+    },
+    Attention {
+        keys: MmapMut,
+        values: MmapMut,
+    },
+}
+
+/// Memory of a session of `config` on this device.
+pub(crate) fn session_bytes(config: &ModelConfig, precision: Precision) -> SessionBytes {
+    let (history, recurrent) = delta_elements(config);
+    let attention = (0..config.layers)
+        .filter(|&layer| config.layer_kind(layer) == LayerKind::Attention)
+        .count();
+    SessionBytes {
+        fixed: ((config.layers - attention) * 2 * (history + recurrent) * 4) as u64,
+        each_position: (attention * 2 * config.key_value_width() * precision.activation().bytes())
+            as u64,
+        page_positions: PAGE_POSITIONS,
+    }
+}
+
+fn delta_elements(config: &ModelConfig) -> (usize, usize) {
+    (
+        (config.conv_kernel - 1) * config.conv_channels(),
+        config.linear_value_width() * config.linear_key_dim,
+    )
+}
+
+impl CpuState {
+    pub fn new(
+        config: &ModelConfig,
+        precision: Precision,
+        capacity: usize,
+    ) -> Result<Self, DeviceError> {
+        let (history, recurrent) = delta_elements(config);
+        let cache_bytes = capacity * config.key_value_width() * precision.activation().bytes();
+        let reserve = || {
+            MmapOptions::new()
+                .len(cache_bytes.max(1))
+                .no_reserve_swap()
+                .map_anon()
+                .map_err(|error| DeviceError::OutOfMemory {
+                    what: format!("address range of a KV cache for {capacity} positions"),
+                    bytes: cache_bytes as u64,
+                    reason: error.to_string(),
+                })
+        };
+        let layers = (0..config.layers)
+            .map(|layer| {
+                Ok(match config.layer_kind(layer) {
+                    LayerKind::GatedDelta => LayerState::GatedDelta {
+                        history: [vec![0.0; history], vec![0.0; history]],
+                        recurrent: [vec![0.0; recurrent], vec![0.0; recurrent]],
+                    },
+                    LayerKind::Attention => LayerState::Attention {
+                        keys: reserve()?,
+                        values: reserve()?,
+                    },
+                })
+            })
+            .collect::<Result<_, DeviceError>>()?;
+        let bytes = session_bytes(config, precision);
+        Ok(CpuState {
+            layers,
+            position: 0,
+            capacity,
+            parity: 0,
+            undoable: None,
+            touched: 0,
+            bytes,
+        })
+    }
+
+    /// What kernels see of the state during one run.
+    pub fn view(&mut self, config: &ModelConfig, precision: Precision) -> StateView<'_> {
+        let parity = self.parity;
+        fn copies(both: &mut [Vec<f32>; 2], parity: usize) -> [Output<'_, f32>; 2] {
+            let [first, second] = both;
+            let copies = [Output::of(first), Output::of(second)];
+            [copies[parity], copies[1 - parity]]
+        }
+        let layers = self
+            .layers
+            .iter_mut()
+            .map(|layer| match layer {
+                LayerState::GatedDelta { history, recurrent } => LayerView::GatedDelta {
+                    history: copies(history, parity),
+                    recurrent: copies(recurrent, parity),
+                },
+                LayerState::Attention { keys, values } => LayerView::Attention {
+                    keys: CacheView::new(keys, config, self.capacity, precision),
+                    values: CacheView::new(values, config, self.capacity, precision),
+                },
+            })
+            .collect();
+        StateView {
+            layers,
+            position: self.position,
+        }
+    }
+
+    /// Moves on by `rows`: the next copies become the live ones.
+    pub fn commit(&mut self, rows: usize) {
+        self.position += rows;
+        self.touched = self.touched.max(self.position);
+        self.parity = 1 - self.parity;
+        self.undoable = Some(rows);
+    }
+}
+
+impl SessionState for CpuState {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn step_back(&mut self) -> bool {
+        let Some(rows) = self.undoable.take() else {
+            return false;
+        };
+        self.position -= rows;
+        self.parity = 1 - self.parity;
+        true
+    }
+
+    fn reset(&mut self) {
+        for layer in &mut self.layers {
+            if let LayerState::GatedDelta { history, recurrent } = layer {
+                history[0].fill(0.0);
+                recurrent[0].fill(0.0);
+            }
+        }
+        self.position = 0;
+        self.parity = 0;
+        self.undoable = None;
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        self.bytes.for_positions(self.touched)
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// A session as the kernels of one run see it.
+pub(crate) struct StateView<'a> {
+    layers: Vec<LayerView<'a>>,
+    /// Position of the run's first row.
+    pub position: usize,
+}
+
+enum LayerView<'a> {
+    GatedDelta {
+        history: [Output<'a, f32>; 2],
+        recurrent: [Output<'a, f32>; 2],
+    },
+    Attention {
+        keys: CacheView<'a>,
+        values: CacheView<'a>,
+    },
+}
+
+/// Index of the live copy in the pairs below.
+pub(crate) const LIVE: usize = 0;
+/// Index of the next copy.
+pub(crate) const NEXT: usize = 1;
+
+impl<'a> StateView<'a> {
+    /// The last K−1 inputs of the layer's convolution, [K−1, channels]: live and next.
+    pub fn history(&self, layer: u16) -> [Output<'a, f32>; 2] {
+        match &self.layers[usize::from(layer)] {
+            LayerView::GatedDelta { history, .. } => *history,
+            LayerView::Attention { .. } => unreachable!("a plan gives histories to delta layers"),
+        }
+    }
+
+    /// The layer's recurrent state, [Hv, Dv, Dk]: live and next.
+    pub fn recurrent(&self, layer: u16) -> [Output<'a, f32>; 2] {
+        match &self.layers[usize::from(layer)] {
+            LayerView::GatedDelta { recurrent, .. } => *recurrent,
+            LayerView::Attention { .. } => unreachable!("a plan gives states to delta layers"),
+        }
+    }
+
+    /// The layer's keys and values.
+    pub fn cache(&self, layer: u16) -> [&CacheView<'a>; 2] {
+        match &self.layers[usize::from(layer)] {
+            LayerView::Attention { keys, values } => [keys, values],
+            LayerView::GatedDelta { .. } => unreachable!("a plan gives caches to attention layers"),
+        }
+    }
+}
+
+/// Keys or values of one layer: [Nkv, capacity, D].
+pub(crate) struct CacheView<'a> {
+    memory: CacheMemory<'a>,
+    capacity: usize,
+    head_dim: usize,
+}
+
+enum CacheMemory<'a> {
+    F32(Output<'a, f32>),
+    Bf16(Output<'a, u16>),
+}
+
+impl<'a> CacheView<'a> {
+    fn new(
+        memory: &'a mut MmapMut,
+        config: &ModelConfig,
+        capacity: usize,
+        precision: Precision,
+    ) -> Self {
+        // A mapping begins on a page, so the casts are aligned.
+        let memory = match precision {
+            Precision::F32 => CacheMemory::F32(Output::of(whole_elements(memory))),
+            Precision::Bf16 => CacheMemory::Bf16(Output::of(whole_elements(memory))),
+        };
+        CacheView {
+            memory,
+            capacity,
+            head_dim: config.head_dim,
+        }
+    }
+
+    /// Stores one position of one KV head, rounded to the cache's type.
+    ///
+    /// # Safety
+    /// The caller's step declares writing this cache, and no other work item writes this row.
+    pub unsafe fn write(&self, head: usize, position: usize, row: &[f32]) {
+        let start = (head * self.capacity + position) * self.head_dim;
+        match &self.memory {
+            CacheMemory::F32(memory) => {
+                // SAFETY: exclusive by this function's contract.
+                unsafe { memory.slice(start, self.head_dim) }.copy_from_slice(row);
+            }
+            CacheMemory::Bf16(memory) => {
+                // SAFETY: exclusive by this function's contract.
+                let stored = unsafe { memory.slice(start, self.head_dim) };
+                for (stored, &value) in stored.iter_mut().zip(row) {
+                    *stored = f32_to_bf16(value);
+                }
+            }
+        }
+    }
+
+    /// Copies `out.len() / D` positions of one KV head from `position` on.
+    ///
+    /// # Safety
+    /// The caller's step declares reading this cache: nobody writes meanwhile.
+    pub unsafe fn read(&self, head: usize, position: usize, out: &mut [f32]) {
+        let start = (head * self.capacity + position) * self.head_dim;
+        match &self.memory {
+            CacheMemory::F32(memory) => {
+                // SAFETY: no writer by this function's contract.
+                out.copy_from_slice(unsafe { memory.slice(start, out.len()) });
+            }
+            CacheMemory::Bf16(memory) => {
+                // SAFETY: no writer by this function's contract.
+                let stored = unsafe { memory.slice(start, out.len()) };
+                for (out, &stored) in out.iter_mut().zip(stored.iter()) {
+                    *out = bf16_to_f32(stored);
+                }
+            }
+        }
+    }
+}
+
+fn whole_elements<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(bytes: &mut [u8]) -> &mut [T] {
+    let whole = bytes.len() / size_of::<T>() * size_of::<T>();
+    bytemuck::cast_slice_mut(&mut bytes[..whole])
+}

@@ -1,6 +1,9 @@
 //! The forward pass as data: operations with contracts, plans, hazards and stages, fused operations
 //! with their meaning, routes, counting and pricing. Knows no device; works from a `config.json` alone.
 
+mod boundary;
+mod cost;
+mod count;
 mod device;
 mod expand;
 mod model;
@@ -9,9 +12,15 @@ mod operation;
 mod placement;
 mod plan;
 mod record;
+mod report;
+mod report_text;
 pub mod route;
 mod stages;
+mod units;
 
+pub use boundary::{BoundaryKind, boundaries};
+pub use cost::{Machine, MemoryPlan, PRICE_BASIS, Price};
+pub use count::{Assumptions, Routing, Totals, Work};
 pub use device::{
     Device, DeviceDescription, DeviceError, Launch, Observer, Outcome, SessionBytes, SessionState,
 };
@@ -20,3 +29,7 @@ pub use operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec, Stat
 pub use operation::{Access, Operation, Projection, WeightArithmetic};
 pub use placement::Placement;
 pub use plan::{Phase, Plan, PlanClass, PlanOutput, Step};
+pub use report::{
+    BoundaryReport, ByMachine, BytesReport, ModelSummary, OperandReport, OperationReport,
+    PhaseReport, PlanFigures, PlanReport, StepReport, WeightReport,
+};

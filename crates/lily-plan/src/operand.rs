@@ -54,6 +54,16 @@ impl ElementType {
     }
 }
 
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ElementType::F32 => "f32",
+            ElementType::Bf16 => "bf16",
+            ElementType::U32 => "u32",
+        })
+    }
+}
+
 /// A scratch value of a plan. Single assignment: exactly one step writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScratchId(pub(crate) u32);

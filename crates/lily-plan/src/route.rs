@@ -5,8 +5,8 @@
 ///
 /// Blocks are what a decode step's attention is spread over: short enough that a young context still
 /// gives several work items for each KV head, long enough that at most 64 partial results are merged.
-/// Chosen by counting (partials stay below 1 % of the cache bytes at the upper end of each band); not
-/// yet tuned on a device.
+/// Chosen by counting: with the dimensions of Qwen3.6-35B-A3B in bf16 the partials are 6.3 %, 1.6 % and
+/// 0.2 % of the cache bytes that they stand for (and are read once more); not yet tuned on a device.
 const CONTEXT_BANDS: [(usize, usize); 3] = [(4_096, 128), (32_768, 512), (262_144, 4_096)];
 
 /// Sessions that one decode plan serves.

@@ -50,7 +50,8 @@ impl Source {
     /// Whether there is such a file.
     pub fn has(&self, name: &str) -> bool {
         match self {
-            Source::Directory(directory) => directory.join(name).exists(),
+            // Where the system does not say, reading it will.
+            Source::Directory(directory) => directory.join(name).try_exists().unwrap_or(true),
             Source::Memory(files) => files.contains_key(name),
         }
     }

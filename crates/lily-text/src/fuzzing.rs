@@ -63,7 +63,11 @@ pub fn output_parser(bytes: &[u8]) {
     let mut rest = &*text;
     while !rest.is_empty() {
         seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let wanted = 1 + if *cut == 0 { 0 } else { (seed >> 24) as usize % 12 };
+        let wanted = 1 + if *cut == 0 {
+            0
+        } else {
+            (seed >> 24) as usize % 12
+        };
         let length = (wanted..rest.len())
             .find(|&length| rest.is_char_boundary(length))
             .unwrap_or(rest.len());
@@ -134,7 +138,9 @@ fn check_events(events: &[OutputEvent]) {
                 json_fragment,
             } => {
                 assert!(*index == next && !json_fragment.is_empty());
-                open.as_mut().expect("a call is open").push_str(json_fragment);
+                open.as_mut()
+                    .expect("a call is open")
+                    .push_str(json_fragment);
             }
             OutputEvent::ToolCallFinished { index } => {
                 assert_eq!(*index, next);

@@ -121,7 +121,11 @@ impl Fields<'_> {
 
     fn boolean(&self, field: &'static str) -> Result<Option<bool>, Error> {
         self.get(field)
-            .map(|value| value.as_bool().ok_or_else(|| refuse(field, value, "true or false")))
+            .map(|value| {
+                value
+                    .as_bool()
+                    .ok_or_else(|| refuse(field, value, "true or false"))
+            })
             .transpose()
     }
 }
@@ -172,7 +176,10 @@ mod tests {
     fn one_eos_id_is_a_list_of_one() {
         let defaults = GenerationDefaults::parse(r#"{"eos_token_id": 7, "min_p": null}"#).unwrap();
         assert_eq!(defaults.eos_token_ids, [7]);
-        assert_eq!(GenerationDefaults::parse("{}").unwrap(), GenerationDefaults::default());
+        assert_eq!(
+            GenerationDefaults::parse("{}").unwrap(),
+            GenerationDefaults::default()
+        );
     }
 
     #[test]
@@ -198,6 +205,9 @@ mod tests {
                 other => panic!("{json}: {other:?}"),
             }
         }
-        assert!(matches!(GenerationDefaults::parse("[]"), Err(Error::Json(_))));
+        assert!(matches!(
+            GenerationDefaults::parse("[]"),
+            Err(Error::Json(_))
+        ));
     }
 }

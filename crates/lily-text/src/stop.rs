@@ -139,7 +139,10 @@ mod tests {
         assert_eq!(matcher.push("x").text, "Ex");
         assert_eq!(matcher.push("\n").text, "");
         let step = matcher.push("\nmore");
-        assert_eq!((step.text.as_str(), step.stop.as_deref()), ("", Some("\n\n")));
+        assert_eq!(
+            (step.text.as_str(), step.stop.as_deref()),
+            ("", Some("\n\n"))
+        );
         assert!(matcher.is_stopped());
         assert_eq!(matcher.push("more").text, "");
         assert_eq!(matcher.finish(), "");
@@ -157,7 +160,10 @@ mod tests {
         let stops = ["abcd".to_owned(), "bc".to_owned()];
         let expected = ("a".to_owned(), Some("bc".to_owned()));
         assert_eq!(streamed(&stops, &["abcd".to_owned()]), expected);
-        assert_eq!(streamed(&stops, &["abc".to_owned(), "d".to_owned()]), expected);
+        assert_eq!(
+            streamed(&stops, &["abc".to_owned(), "d".to_owned()]),
+            expected
+        );
         let stops = ["bc".to_owned(), "abc".to_owned()];
         assert_eq!(
             streamed(&stops, &["xab".to_owned(), "c".to_owned()]),

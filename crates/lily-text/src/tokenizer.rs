@@ -102,7 +102,9 @@ impl Tokenizer {
             .with_padding(None)
             .with_post_processor(None::<tokenizers::PostProcessorWrapper>);
         if !has_byte_level_decoder(library.get_decoder()) {
-            return Err(TextError::Unsupported("the decoder is not ByteLevel".into()));
+            return Err(TextError::Unsupported(
+                "the decoder is not ByteLevel".into(),
+            ));
         }
 
         let (bytes, count) = byte_table(&file, &library)?;
@@ -301,7 +303,9 @@ fn byte_table(
     let mut count = 0;
     let mut place = |id: u32, bytes: Vec<u8>| -> Result<bool, TextError> {
         if id > MAXIMUM_ID {
-            return Err(TextError::Inconsistent(format!("token id {id} is too large")));
+            return Err(TextError::Inconsistent(format!(
+                "token id {id} is too large"
+            )));
         }
         let index = id as usize;
         if index >= table.len() {

@@ -71,7 +71,10 @@ fn tokens_have_names_ids_and_bytes() {
     assert_eq!(tokenizer.id_of("Ġ"), Some(220));
     assert_eq!(tokenizer.id_of("no such token"), None);
     assert_eq!(tokenizer.token_bytes(220).as_deref(), Some(&b" "[..]));
-    assert_eq!(tokenizer.token_bytes(248_059).as_deref(), Some(&b"</tool_call>"[..]));
+    assert_eq!(
+        tokenizer.token_bytes(248_059).as_deref(),
+        Some(&b"</tool_call>"[..])
+    );
     assert_eq!(tokenizer.token_bytes(248_319), None);
     assert_eq!(tokenizer.token_bytes(u32::MAX), None);
     assert!(tokenizer.is_special(248_046));
@@ -93,7 +96,10 @@ fn plain_encoding_gives_markup_no_meaning() {
     let plain = tokenizer.encode_plain(text);
     assert!(plain.iter().all(|&id| id < 248_044));
     assert_eq!(tokenizer.decode(&plain), text);
-    assert_eq!(tokenizer.encode_plain("Hello, world!"), tokenizer.encode("Hello, world!"));
+    assert_eq!(
+        tokenizer.encode_plain("Hello, world!"),
+        tokenizer.encode("Hello, world!")
+    );
 }
 
 #[test]
@@ -113,9 +119,18 @@ fn malformed_tokenizers_are_errors() {
     let good: Value = serde_json::from_str(&fixture("models/lily-tiny/tokenizer.json")).unwrap();
     let load = |value: &Value| Tokenizer::from_bytes(value.to_string().as_bytes());
     assert!(load(&good).is_ok());
-    assert!(matches!(Tokenizer::from_bytes(b""), Err(TextError::Json(_))));
-    assert!(matches!(Tokenizer::from_bytes(b"{}"), Err(TextError::Json(_))));
-    assert!(matches!(Tokenizer::from_bytes(&[0xff; 40]), Err(TextError::Json(_))));
+    assert!(matches!(
+        Tokenizer::from_bytes(b""),
+        Err(TextError::Json(_))
+    ));
+    assert!(matches!(
+        Tokenizer::from_bytes(b"{}"),
+        Err(TextError::Json(_))
+    ));
+    assert!(matches!(
+        Tokenizer::from_bytes(&[0xff; 40]),
+        Err(TextError::Json(_))
+    ));
     let changes: [(&str, Value); 17] = [
         ("/model/type", json!("WordPiece")),
         ("/model/type", json!(3)),
@@ -131,8 +146,14 @@ fn malformed_tokenizers_are_errors() {
         ("/model/continuing_subword_prefix", json!("####")),
         ("/decoder", json!(null)),
         ("/pre_tokenizer", json!(null)),
-        ("/pre_tokenizer/pretokenizers/0/pattern", json!({"Regex": "("})),
-        ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"})),
+        (
+            "/pre_tokenizer/pretokenizers/0/pattern",
+            json!({"Regex": "("}),
+        ),
+        (
+            "/normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        ),
         ("/added_tokens/0/id", json!(4_000_000_000_u32)),
     ];
     for (pointer, value) in changes {
@@ -144,7 +165,10 @@ fn malformed_tokenizers_are_errors() {
     // The file cut off anywhere is not valid either.
     let text = good.to_string();
     for end in (0..text.len()).step_by(text.len() / 23) {
-        let end = (0..=end).rev().find(|&end| text.is_char_boundary(end)).unwrap();
+        let end = (0..=end)
+            .rev()
+            .find(|&end| text.is_char_boundary(end))
+            .unwrap();
         assert!(Tokenizer::from_bytes(&text.as_bytes()[..end]).is_err());
     }
 }

@@ -11,24 +11,24 @@ use super::emitter::{Emitter, Part};
 use super::markup::{self, Known};
 use super::markup::{
     CALL_CLOSE, CALL_OPEN, FUNCTION_CLOSE, FUNCTION_OPEN, PARAMETER_CLOSE, PARAMETER_OPEN,
-    THINK_CLOSE, THINK_OPEN,
 };
 use super::python_literal::parse_python_literal;
 use super::schema::Tools;
-use super::typing::typed_value;
+use super::tags::Tag;
+use super::typing::{is_too_deep, typed_value};
 
 /// Reads the output of the model as it streams.
 #[derive(Debug, Clone)]
 pub struct OutputParser {
-    tools: Tools,
-    parse_calls: bool,
+    pub(super) tools: Tools,
+    pub(super) parse_calls: bool,
     state: State,
     /// Text that is not dealt with, from `position` on.
     buffer: String,
     position: usize,
     /// Up to where a value has been searched for its end.
     searched: usize,
-    emitter: Emitter,
+    pub(super) emitter: Emitter,
     calls: usize,
     call: Call,
 }
@@ -39,7 +39,9 @@ enum State {
     /// Between the parameters of a call.
     Call,
     /// In the value of a parameter.
-    Value { key: String },
+    Value {
+        key: String,
+    },
     /// After a function, where only closing tags are expected.
     AfterCall,
     /// In a call written as JSON.
@@ -64,29 +66,13 @@ enum Flow {
 
 /// How the output ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     /// It does not yet.
     NotYet,
     /// The model ended it.
     Complete,
     /// It was cut off.
     Truncated,
-}
-
-/// What a `<` in text turns out to be.
-#[derive(Debug, PartialEq, Eq)]
-enum Tag {
-    Unknown,
-    Literal,
-    /// Markup without meaning, of this length.
-    Nothing(usize),
-    OpenReasoning(usize),
-    CloseReasoning(usize),
-    Function { name: String, length: usize },
-    Json(usize),
-    Malformed(usize),
-    /// A call of which only the beginning came before the end.
-    CutCall,
 }
 
 impl OutputParser {
@@ -178,7 +164,7 @@ impl OutputParser {
         }
     }
 
-    fn rest(&self) -> &str {
+    pub(super) fn rest(&self) -> &str {
         &self.buffer[self.position..]
     }
 
@@ -251,117 +237,6 @@ impl OutputParser {
         }
         self.state = State::Text(Part::Content);
         self.emitter.begin_call();
-    }
-
-    fn tag(&self, part: Part, end: End) -> Tag {
-        let rest = self.rest();
-        let line_start = self.emitter.is_line_start();
-        let mut candidates = vec![THINK_CLOSE];
-        match part {
-            Part::Reasoning => {
-                if !self.emitter.has_reasoning() {
-                    candidates.push(THINK_OPEN);
-                }
-            }
-            Part::Content => {
-                if self.emitter.is_before_content() {
-                    candidates.push(THINK_OPEN);
-                }
-                // In the middle of a line, the answer talks about the tag.
-                if !line_start {
-                    candidates.clear();
-                }
-                if self.parse_calls && line_start {
-                    candidates.extend([CALL_CLOSE, FUNCTION_OPEN]);
-                }
-            }
-        }
-        if self.parse_calls {
-            candidates.push(CALL_OPEN);
-        }
-        let mut undecided = false;
-        for candidate in candidates {
-            match markup::begins(rest, candidate) {
-                Known::No => {}
-                Known::Open => undecided = true,
-                Known::Yes(()) => {
-                    let length = candidate.len();
-                    return match (candidate, part) {
-                        (THINK_OPEN, Part::Reasoning) => Tag::Nothing(length),
-                        (THINK_OPEN, Part::Content) => Tag::OpenReasoning(length),
-                        (THINK_CLOSE, Part::Reasoning) => Tag::CloseReasoning(length),
-                        (CALL_OPEN, _) => self.call_tag(part, end),
-                        (FUNCTION_OPEN, _) => self.bare_function_tag(end),
-                        _ => Tag::Nothing(length),
-                    };
-                }
-            }
-        }
-        if !undecided {
-            return Tag::Literal;
-        }
-        let is_call = CALL_OPEN.starts_with(rest);
-        match end {
-            End::NotYet => Tag::Unknown,
-            _ if !markup::is_cut_tag(rest.len(), end == End::Truncated) => Tag::Literal,
-            _ if is_call && self.parse_calls => Tag::CutCall,
-            _ => Tag::Nothing(rest.len()),
-        }
-    }
-
-    /// `<tool_call>` is one if what follows says so: models also talk about
-    /// the tag.
-    fn call_tag(&self, part: Part, end: End) -> Tag {
-        let rest = self.rest();
-        let after = &rest[CALL_OPEN.len()..];
-        let body = after.trim_start();
-        let skipped = rest.len() - body.len();
-        // In reasoning, only a call of a tool that exists is taken seriously.
-        let is_known = |name: &str| part == Part::Content || self.tools.has(name);
-        if body.starts_with('{') && part == Part::Content {
-            return Tag::Json(skipped);
-        }
-        if body.starts_with(FUNCTION_OPEN) {
-            return match markup::name_in_tag(body, FUNCTION_OPEN) {
-                Known::Yes((name, length)) if is_known(name) => Tag::Function {
-                    name: name.to_owned(),
-                    length: skipped + length,
-                },
-                Known::Open if end == End::NotYet => Tag::Unknown,
-                Known::Open if part == Part::Content => Tag::CutCall,
-                Known::No if part == Part::Content => Tag::Malformed(skipped),
-                _ => Tag::Literal,
-            };
-        }
-        if FUNCTION_OPEN.starts_with(body) {
-            return match end {
-                End::NotYet => Tag::Unknown,
-                End::Truncated => Tag::CutCall,
-                // The model ended its answer with the name of the tag.
-                End::Complete if self.emitter.is_line_start() => Tag::CutCall,
-                End::Complete => Tag::Literal,
-            };
-        }
-        // On a line of its own it is a call, however malformed.
-        let alone = self.emitter.is_line_start() && after.starts_with(['\n', '\r', '<']);
-        if alone && part == Part::Content {
-            Tag::Malformed(CALL_OPEN.len())
-        } else {
-            Tag::Literal
-        }
-    }
-
-    /// Models forget `<tool_call>`; a function that exists is called anyway.
-    fn bare_function_tag(&self, end: End) -> Tag {
-        match markup::name_in_tag(self.rest(), FUNCTION_OPEN) {
-            Known::Yes((name, length)) if self.tools.has(name) => Tag::Function {
-                name: name.to_owned(),
-                length,
-            },
-            Known::Open if end == End::NotYet => Tag::Unknown,
-            Known::Open if end == End::Truncated => Tag::CutCall,
-            _ => Tag::Literal,
-        }
     }
 
     fn begin_call(&mut self, name: String) {
@@ -617,7 +492,8 @@ impl OutputParser {
         }
         match (undecided, end) {
             (true, End::NotYet) => return Flow::Wait,
-            (true, _) if markup::is_cut_tag(rest.len(), true) => self.advance_to_end(),
+            // Nothing but markup begins like this here, were it only a `<`.
+            (true, _) => self.advance_to_end(),
             _ => self.state = State::Text(Part::Content),
         }
         Flow::Continue
@@ -656,13 +532,16 @@ impl OutputParser {
     }
 
     fn step_malformed(&mut self, end: End) -> Flow {
-        if let Some(at) = self.rest().find(CALL_CLOSE) {
-            self.advance(at + CALL_CLOSE.len());
+        let rest = self.rest();
+        let close = rest.find(CALL_CLOSE).map(|at| at + CALL_CLOSE.len());
+        let next = rest.find(CALL_OPEN);
+        if let Some(length) = close.into_iter().chain(next).min() {
+            self.advance(length);
             self.state = State::AfterCall;
             return Flow::Continue;
         }
         if end == End::NotYet {
-            // Only what may be the beginning of the closing tag is kept.
+            // Only what may be the beginning of a tag is kept.
             let from = self.buffer.len().saturating_sub(CALL_CLOSE.len() - 1);
             let from = (from.max(self.position)..=self.buffer.len())
                 .find(|&at| self.buffer.is_char_boundary(at));
@@ -680,11 +559,20 @@ fn json_call(text: &str) -> Option<(String, Map<String, Value>)> {
     let value: Value = serde_json::from_str(text)
         .ok()
         .or_else(|| parse_python_literal(text).ok())?;
-    let name = value.get("name")?.as_str()?.to_owned();
+    if is_too_deep(&value) {
+        return None;
+    }
+    let name = value.get("name")?.as_str()?.trim().to_owned();
+    if name.is_empty() {
+        return None;
+    }
     let arguments = match value.get("arguments").or_else(|| value.get("parameters")) {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(arguments)) => arguments.clone(),
-        Some(Value::String(text)) => serde_json::from_str(text).ok()?,
+        Some(Value::String(text)) => match serde_json::from_str(text).ok()? {
+            Value::Object(arguments) => arguments,
+            _ => return None,
+        },
         Some(_) => return None,
     };
     Some((name, arguments))

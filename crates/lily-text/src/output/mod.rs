@@ -26,6 +26,7 @@ mod machine;
 mod markup;
 mod python_literal;
 mod schema;
+mod tags;
 mod typing;
 
 use serde_json::{Map, Value};

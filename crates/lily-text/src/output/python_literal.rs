@@ -208,7 +208,9 @@ impl Parser<'_> {
     }
 
     fn escape(&mut self, text: &mut String) -> Result<(), PythonLiteralError> {
-        let character = self.next().ok_or_else(|| self.error("a string does not end"))?;
+        let character = self
+            .next()
+            .ok_or_else(|| self.error("a string does not end"))?;
         match character {
             '\n' => {}
             '\\' | '\'' | '"' | '/' => text.push(character),
@@ -266,7 +268,10 @@ mod tests {
         for (text, expected) in [
             ("None", json!(null)),
             (" [True, False, None,] ", json!([true, false, null])),
-            ("{'a': 1, \"b\": 'it\\'s', 3: 2.5}", json!({"a": 1, "b": "it's", "3": 2.5})),
+            (
+                "{'a': 1, \"b\": 'it\\'s', 3: 2.5}",
+                json!({"a": 1, "b": "it's", "3": 2.5}),
+            ),
             ("(1, 2)", json!([1, 2])),
             ("(1,)", json!([1])),
             ("(1)", json!(1)),
@@ -287,9 +292,27 @@ mod tests {
     #[test]
     fn refuses_everything_else() {
         for text in [
-            "", "'", "[1 2]", "{1}", "{'a' 1}", "{[1]: 2}", "x", "__import__('os')", "1+1", "inf",
-            "[1", "'\\ud800'", "'\\x4'", "1e999", "'a\nb'", "1 2", "{'a': 1 'b': 2}", "[,]",
-            "123456789012345678901234567890", "(1", "'\\",
+            "",
+            "'",
+            "[1 2]",
+            "{1}",
+            "{'a' 1}",
+            "{[1]: 2}",
+            "x",
+            "__import__('os')",
+            "1+1",
+            "inf",
+            "[1",
+            "'\\ud800'",
+            "'\\x4'",
+            "1e999",
+            "'a\nb'",
+            "1 2",
+            "{'a': 1 'b': 2}",
+            "[,]",
+            "123456789012345678901234567890",
+            "(1",
+            "'\\",
         ] {
             assert!(parse_python_literal(text).is_err(), "{text}");
         }

@@ -91,6 +91,10 @@ impl Tools {
         self.tools.iter().find(|tool| tool.name == name)
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.tools.is_empty()
+    }
+
     pub(super) fn has(&self, name: &str) -> bool {
         self.find(name).is_some()
     }

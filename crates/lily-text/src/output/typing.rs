@@ -86,8 +86,7 @@ fn integer(text: &str, plain_only: bool) -> Option<Value> {
 
 fn number(text: &str, plain_only: bool) -> Option<Value> {
     if let Some(whole) = text.parse::<i64>().ok().filter(|_| !text.starts_with("-0")) {
-        let value = Value::from(whole);
-        return (!plain_only || value.to_string() == text).then_some(value);
+        return (!plain_only || whole.to_string() == text).then(|| Value::from(whole));
     }
     if plain_only {
         return serde_json::from_str::<Number>(text).ok().map(Value::Number);
@@ -119,6 +118,7 @@ fn container(text: &str, expected: &Expected) -> Option<Value> {
         serde_json::from_str(text)
             .ok()
             .or_else(|| parse_python_literal(text).ok())
+            .filter(|value| !is_too_deep(value))
     };
     let value = parse(text)?;
     if fits(&value) {
@@ -129,6 +129,22 @@ fn container(text: &str, expected: &Expected) -> Option<Value> {
     fits(&inner).then_some(inner)
 }
 
+/// Receivers bound the depth of JSON; `serde_json` at 127. A deeper value, once
+/// it is inside an object of arguments, would make the whole call unreadable.
+pub(super) fn is_too_deep(value: &Value) -> bool {
+    fn exceeds(value: &Value, depth: usize) -> bool {
+        if depth == 0 {
+            return true;
+        }
+        match value {
+            Value::Array(items) => items.iter().any(|item| exceeds(item, depth - 1)),
+            Value::Object(entries) => entries.values().any(|item| exceeds(item, depth - 1)),
+            _ => false,
+        }
+    }
+    exceeds(value, 100)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::schema::Tools;
@@ -136,15 +152,17 @@ mod tests {
     use serde_json::json;
 
     fn check(schema: &Value, cases: &[(&str, Value)]) {
-        let tools = Tools::new(&[json!({"type": "function", "function": {"name": "f", "parameters": {
-            "type": "object",
-            "properties": {"p": schema},
-            "$defs": {
-                "count": {"type": "integer"},
-                "loop": {"$ref": "#/$defs/loop"},
-                "tree": {"type": "object", "properties": {"child": {"$ref": "#/$defs/tree"}}},
-            },
-        }}})]);
+        let tools = Tools::new(&[
+            json!({"type": "function", "function": {"name": "f", "parameters": {
+                "type": "object",
+                "properties": {"p": schema},
+                "$defs": {
+                    "count": {"type": "integer"},
+                    "loop": {"$ref": "#/$defs/loop"},
+                    "tree": {"type": "object", "properties": {"child": {"$ref": "#/$defs/tree"}}},
+                },
+            }}}),
+        ]);
         let expected = tools.expected("f", "p");
         for (text, value) in cases {
             assert_eq!(&typed_value(text, &expected), value, "{schema}: {text:?}");
@@ -155,54 +173,78 @@ mod tests {
     /// broke the call.
     #[test]
     fn schema_coercion_table() {
-        check(&json!({"type": "string"}), &[
-            ("42", json!("42")),
-            ("null", json!("null")),
-            ("true", json!("true")),
-            (" {\"a\": 1} ", json!(" {\"a\": 1} ")),
-            ("", json!("")),
-        ]);
-        check(&json!({"type": "integer"}), &[
-            ("3", json!(3)),
-            (" -3 ", json!(-3)),
-            ("3.0", json!(3)),
-            ("1e3", json!(1000)),
-            ("3.5", json!("3.5")),
-            ("three", json!("three")),
-            ("", json!("")),
-            ("null", json!(null)),
-            ("inf", json!("inf")),
-            ("18446744073709551615", json!(u64::MAX)),
-            ("123456789012345678901234567890", json!("123456789012345678901234567890")),
-        ]);
-        check(&json!({"type": "number"}), &[
-            ("3", json!(3)),
-            ("3.0", json!(3.0)),
-            ("-2.5e-3", json!(-0.0025)),
-            ("0.1", json!(0.1)),
-            ("NaN", json!("NaN")),
-            ("1e999", json!("1e999")),
-            ("1,5", json!("1,5")),
-        ]);
-        check(&json!({"type": "boolean"}), &[
-            ("true", json!(true)),
-            ("False", json!(false)),
-            (" TRUE ", json!(true)),
-            ("yes", json!("yes")),
-        ]);
-        check(&json!({"type": "object"}), &[
-            ("{\"a\": [1]}", json!({"a": [1]})),
-            ("{'a': True, 'b': None}", json!({"a": true, "b": null})),
-            ("\"{\\\"a\\\": 1}\"", json!({"a": 1})),
-            ("{a: 1}", json!("{a: 1}")),
-            ("null", json!(null)),
-        ]);
-        check(&json!({"type": "array", "items": {"type": "string"}}), &[
-            ("[\"a\", \"b\"]", json!(["a", "b"])),
-            ("['a', 'b']", json!(["a", "b"])),
-            ("a, b", json!("a, b")),
-        ]);
-        check(&json!({"type": "null"}), &[("null", json!(null)), ("x", json!("x"))]);
+        check(
+            &json!({"type": "string"}),
+            &[
+                ("42", json!("42")),
+                ("null", json!("null")),
+                ("true", json!("true")),
+                (" {\"a\": 1} ", json!(" {\"a\": 1} ")),
+                ("", json!("")),
+            ],
+        );
+        check(
+            &json!({"type": "integer"}),
+            &[
+                ("3", json!(3)),
+                (" -3 ", json!(-3)),
+                ("3.0", json!(3)),
+                ("1e3", json!(1000)),
+                ("3.5", json!("3.5")),
+                ("three", json!("three")),
+                ("", json!("")),
+                ("null", json!(null)),
+                ("inf", json!("inf")),
+                ("18446744073709551615", json!(u64::MAX)),
+                (
+                    "123456789012345678901234567890",
+                    json!("123456789012345678901234567890"),
+                ),
+            ],
+        );
+        check(
+            &json!({"type": "number"}),
+            &[
+                ("3", json!(3)),
+                ("3.0", json!(3.0)),
+                ("-2.5e-3", json!(-0.0025)),
+                ("0.1", json!(0.1)),
+                ("NaN", json!("NaN")),
+                ("1e999", json!("1e999")),
+                ("1,5", json!("1,5")),
+            ],
+        );
+        check(
+            &json!({"type": "boolean"}),
+            &[
+                ("true", json!(true)),
+                ("False", json!(false)),
+                (" TRUE ", json!(true)),
+                ("yes", json!("yes")),
+            ],
+        );
+        check(
+            &json!({"type": "object"}),
+            &[
+                ("{\"a\": [1]}", json!({"a": [1]})),
+                ("{'a': True, 'b': None}", json!({"a": true, "b": null})),
+                ("\"{\\\"a\\\": 1}\"", json!({"a": 1})),
+                ("{a: 1}", json!("{a: 1}")),
+                ("null", json!(null)),
+            ],
+        );
+        check(
+            &json!({"type": "array", "items": {"type": "string"}}),
+            &[
+                ("[\"a\", \"b\"]", json!(["a", "b"])),
+                ("['a', 'b']", json!(["a", "b"])),
+                ("a, b", json!("a, b")),
+            ],
+        );
+        check(
+            &json!({"type": "null"}),
+            &[("null", json!(null)), ("x", json!("x"))],
+        );
     }
 
     #[test]
@@ -212,41 +254,62 @@ mod tests {
             json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
             json!({"type": "string", "nullable": true}),
         ] {
-            check(&schema, &[("null", json!(null)), ("x", json!("x")), ("5", json!("5"))]);
+            check(
+                &schema,
+                &[("null", json!(null)), ("x", json!("x")), ("5", json!("5"))],
+            );
         }
-        check(&json!({"type": ["integer", "string"]}), &[
-            ("5", json!(5)),
-            ("007", json!("007")),
-            ("5.0", json!("5.0")),
-        ]);
-        check(&json!({"oneOf": [{"type": "object"}, {"type": "string"}]}), &[
-            ("{\"a\": 1}", json!({"a": 1})),
-            ("[1]", json!("[1]")),
-            ("text", json!("text")),
-        ]);
-        check(&json!({"anyOf": [{"type": "boolean"}, {"type": "number"}]}), &[
-            ("true", json!(true)),
-            ("1.5", json!(1.5)),
-        ]);
+        check(
+            &json!({"type": ["integer", "string"]}),
+            &[
+                ("5", json!(5)),
+                ("007", json!("007")),
+                ("5.0", json!("5.0")),
+            ],
+        );
+        check(
+            &json!({"oneOf": [{"type": "object"}, {"type": "string"}]}),
+            &[
+                ("{\"a\": 1}", json!({"a": 1})),
+                ("[1]", json!("[1]")),
+                ("text", json!("text")),
+            ],
+        );
+        check(
+            &json!({"anyOf": [{"type": "boolean"}, {"type": "number"}]}),
+            &[("true", json!(true)), ("1.5", json!(1.5))],
+        );
     }
 
     #[test]
     fn references_enums_and_constants() {
         check(&json!({"$ref": "#/$defs/count"}), &[("3.0", json!(3))]);
-        check(&json!({"allOf": [{"$ref": "#/$defs/count"}]}), &[("3", json!(3))]);
+        check(
+            &json!({"allOf": [{"$ref": "#/$defs/count"}]}),
+            &[("3", json!(3))],
+        );
         check(&json!({"$ref": "#/$defs/loop"}), &[("3", json!("3"))]);
         check(&json!({"$ref": "#/$defs/missing"}), &[("3", json!("3"))]);
         check(&json!({"$ref": "#/$defs/tree"}), &[("{}", json!({}))]);
-        check(&json!({"enum": ["a", 1, null, true]}), &[
-            ("a", json!("a")),
-            ("1", json!(1)),
-            ("null", json!(null)),
-            ("True", json!(true)),
-            ("b", json!("b")),
-        ]);
-        check(&json!({"type": "string", "enum": ["1", "2"]}), &[("1", json!("1"))]);
+        check(
+            &json!({"enum": ["a", 1, null, true]}),
+            &[
+                ("a", json!("a")),
+                ("1", json!(1)),
+                ("null", json!(null)),
+                ("True", json!(true)),
+                ("b", json!("b")),
+            ],
+        );
+        check(
+            &json!({"type": "string", "enum": ["1", "2"]}),
+            &[("1", json!("1"))],
+        );
         check(&json!({"const": 7}), &[("7", json!(7))]);
-        check(&json!({"description": "anything"}), &[("7", json!("7")), ("null", json!("null"))]);
+        check(
+            &json!({"description": "anything"}),
+            &[("7", json!("7")), ("null", json!("null"))],
+        );
         check(&json!(true), &[("7", json!("7"))]);
     }
 

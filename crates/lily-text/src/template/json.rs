@@ -29,7 +29,9 @@ pub(super) fn tojson(
 ) -> Result<Value, Error> {
     let ensure_ascii = match ensure_ascii {
         Some(set) => set,
-        None => options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        None => options
+            .get::<Option<bool>>("ensure_ascii")?
+            .unwrap_or(false),
     };
     let indent = options
         .get::<Option<Value>>("indent")?

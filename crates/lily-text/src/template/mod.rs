@@ -155,16 +155,23 @@ impl ChatTemplate {
         variables.insert("messages".into(), Json::Array(messages));
         variables.insert(
             "tools".into(),
-            request.tools.map_or(Json::Null, |tools| Json::Array(tools.to_vec())),
+            request
+                .tools
+                .map_or(Json::Null, |tools| Json::Array(tools.to_vec())),
         );
-        variables.insert("add_generation_prompt".into(), request.add_generation_prompt.into());
+        variables.insert(
+            "add_generation_prompt".into(),
+            request.add_generation_prompt.into(),
+        );
         variables
             .entry("documents".to_owned())
             .or_insert(Json::Null);
         // Fuel belongs to the environment; a clone shares all that is large.
         let mut environment = self.environment.clone();
         let size = variables.values().map(size_of_json).sum::<u64>();
-        environment.set_fuel(Some(BASE_FUEL.saturating_add(size.saturating_mul(FUEL_PER_BYTE))));
+        environment.set_fuel(Some(
+            BASE_FUEL.saturating_add(size.saturating_mul(FUEL_PER_BYTE)),
+        ));
         environment
             .get_template("chat_template")
             .and_then(|template| template.render(Value::from(Serde(variables))))
@@ -239,10 +246,11 @@ fn prepare_message(index: usize, message: &Json) -> Result<Json, TemplateError> 
 struct Refusal(String);
 
 fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(
-        Error::new(ErrorKind::InvalidOperation, "the template refused the messages")
-            .with_source(Refusal(message)),
+    Err(Error::new(
+        ErrorKind::InvalidOperation,
+        "the template refused the messages",
     )
+    .with_source(Refusal(message)))
 }
 
 fn classify(error: Error) -> TemplateError {
@@ -276,7 +284,11 @@ fn float_text(value: &Value) -> Option<String> {
     if value.kind() != ValueKind::Number || value.is_integer() {
         return None;
     }
-    Some(json::float_repr(f64::try_from(value.clone()).ok()?, "inf", "nan"))
+    Some(json::float_repr(
+        f64::try_from(value.clone()).ok()?,
+        "inf",
+        "nan",
+    ))
 }
 
 #[cfg(test)]

@@ -21,23 +21,36 @@ fn tojson_is_pythons_json_dumps() {
         "{\"b\": [1, 1.0, 1e-05, 1e+16, 1.5e+300, -0.0, true, null], \"a\": \"<é\\u0001\\\"\\n>\", \"e\": {}, \"l\": []}"
     );
     assert_eq!(
-        render("{{ x|tojson(indent=2) }}", json!({"x": {"a": [1, {"b": 2}], "c": []}})).unwrap(),
+        render(
+            "{{ x|tojson(indent=2) }}",
+            json!({"x": {"a": [1, {"b": 2}], "c": []}})
+        )
+        .unwrap(),
         "{\n  \"a\": [\n    1,\n    {\n      \"b\": 2\n    }\n  ],\n  \"c\": []\n}"
     );
     assert_eq!(
-        render("{{ x|tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}", json!({"x": {"b": "é🙂", "a": 1}}))
-            .unwrap(),
+        render(
+            "{{ x|tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}",
+            json!({"x": {"b": "é🙂", "a": 1}})
+        )
+        .unwrap(),
         "{\"a\":1,\"b\":\"\\u00e9\\ud83d\\ude42\"}"
     );
-    assert!(matches!(render("{{ nothing|tojson }}", json!({})), Err(TemplateError::Render(_))));
+    assert!(matches!(
+        render("{{ nothing|tojson }}", json!({})),
+        Err(TemplateError::Render(_))
+    ));
     assert!(render("{{ x|tojson(indent=1000000) }}", json!({"x": [1]})).is_err());
 }
 
 #[test]
 fn values_print_as_in_python() {
     assert_eq!(
-        render("{{ a }} {{ b }} {{ c }} {{ d|string }} {{ e }}{{ missing }}", json!({"a": 1e-5, "b": 2.0, "c": true, "d": 1e22, "e": null}))
-            .unwrap(),
+        render(
+            "{{ a }} {{ b }} {{ c }} {{ d|string }} {{ e }}{{ missing }}",
+            json!({"a": 1e-5, "b": 2.0, "c": true, "d": 1e22, "e": null})
+        )
+        .unwrap(),
         "1e-05 2.0 True 1e+22 None"
     );
 }
@@ -55,15 +68,31 @@ fn refusals_carry_the_templates_message() {
 fn a_template_that_never_ends_is_stopped() {
     let begin = std::time::Instant::now();
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}";
-    assert!(matches!(render(loops, json!({})), Err(TemplateError::OutOfFuel)));
+    assert!(matches!(
+        render(loops, json!({})),
+        Err(TemplateError::OutOfFuel)
+    ));
     let grows = "{% set ns = namespace(s='x') %}{% for a in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
-    assert!(matches!(render(grows, json!({})), Err(TemplateError::OutOfFuel)));
+    assert!(matches!(
+        render(grows, json!({})),
+        Err(TemplateError::OutOfFuel)
+    ));
     let dumps = "{% set ns = namespace(s=['x']) %}{% for a in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s|tojson }}";
-    assert!(matches!(render(dumps, json!({})), Err(TemplateError::OutOfFuel)));
+    assert!(matches!(
+        render(dumps, json!({})),
+        Err(TemplateError::OutOfFuel)
+    ));
     let recurses = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
     assert!(render(recurses, json!({})).is_err());
-    let deep = format!("{}1{}", "{{ ".to_owned() + &"(".repeat(5000), ")".repeat(5000) + " }}");
-    assert!(matches!(ChatTemplate::new(deep), Err(TemplateError::Invalid(_))));
+    let deep = format!(
+        "{}1{}",
+        "{{ ".to_owned() + &"(".repeat(5000),
+        ")".repeat(5000) + " }}"
+    );
+    assert!(matches!(
+        ChatTemplate::new(deep),
+        Err(TemplateError::Invalid(_))
+    ));
     assert!(begin.elapsed().as_secs() < 60, "stopped, but too late");
 }
 
@@ -93,13 +122,22 @@ fn arguments_in_a_string_are_parsed() {
             variables: &Map::new(),
         })
     };
-    assert_eq!(render(json!("{\"b\": [1], \"a\": \"x\"}")).unwrap(), "b=[1];a=\"x\";");
+    assert_eq!(
+        render(json!("{\"b\": [1], \"a\": \"x\"}")).unwrap(),
+        "b=[1];a=\"x\";"
+    );
     assert_eq!(render(json!({"b": 1})).unwrap(), "b=1;");
     for empty in [json!(""), json!("null"), json!(null), json!({})] {
         assert_eq!(render(empty).unwrap(), "");
     }
     for bad in ["[1]", "{", "3"] {
-        assert!(matches!(render(json!(bad)), Err(TemplateError::Message { index: 0, .. })), "{bad}");
+        assert!(
+            matches!(
+                render(json!(bad)),
+                Err(TemplateError::Message { index: 0, .. })
+            ),
+            "{bad}"
+        );
     }
 }
 
@@ -116,12 +154,33 @@ fn templates_come_from_either_file() {
             })
             .unwrap()
     };
-    assert_eq!(text(ChatTemplate::from_files(None, Some(config)).unwrap()), "<s>c");
-    assert_eq!(text(ChatTemplate::from_files(Some("j{{ bos_token }}"), Some(config)).unwrap()), "j<s>");
+    assert_eq!(
+        text(ChatTemplate::from_files(None, Some(config)).unwrap()),
+        "<s>c"
+    );
+    assert_eq!(
+        text(ChatTemplate::from_files(Some("j{{ bos_token }}"), Some(config)).unwrap()),
+        "j<s>"
+    );
     let named = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
-    assert_eq!(text(ChatTemplate::from_files(None, Some(named)).unwrap()), "d");
-    assert!(matches!(ChatTemplate::from_files(None, None), Err(TemplateError::Missing)));
-    assert!(matches!(ChatTemplate::from_files(None, Some("{}")), Err(TemplateError::Missing)));
-    assert!(matches!(ChatTemplate::from_files(None, Some("[")), Err(TemplateError::Config(_))));
-    assert!(matches!(ChatTemplate::from_files(Some("{% if"), None), Err(TemplateError::Invalid(_))));
+    assert_eq!(
+        text(ChatTemplate::from_files(None, Some(named)).unwrap()),
+        "d"
+    );
+    assert!(matches!(
+        ChatTemplate::from_files(None, None),
+        Err(TemplateError::Missing)
+    ));
+    assert!(matches!(
+        ChatTemplate::from_files(None, Some("{}")),
+        Err(TemplateError::Missing)
+    ));
+    assert!(matches!(
+        ChatTemplate::from_files(None, Some("[")),
+        Err(TemplateError::Config(_))
+    ));
+    assert!(matches!(
+        ChatTemplate::from_files(Some("{% if"), None),
+        Err(TemplateError::Invalid(_))
+    ));
 }

@@ -4,11 +4,27 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 const DAYS: [&str; 7] = [
-    "Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+    "Thursday",
+    "Friday",
+    "Saturday",
 ];
 
 /// A time in the calendar.
@@ -80,7 +96,10 @@ pub(super) fn format(pattern: &str, moment: Moment) -> String {
     let hour = moment.second_of_day / 3600;
     let minute = moment.second_of_day / 60 % 60;
     let second = moment.second_of_day % 60;
-    let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
+    let hour12 = match hour % 12 {
+        0 => 12,
+        other => other,
+    };
     let month_number = moment.month + 1;
     let month = MONTHS.get(moment.month).copied().unwrap_or_default();
     let weekday = DAYS.get(moment.weekday).copied().unwrap_or_default();
@@ -134,7 +153,10 @@ mod tests {
     fn formats_like_strftime() {
         let moment = Moment::from_unix(1_709_210_096);
         assert_eq!(
-            format("%A, %d %B %Y %H:%M:%S (%j %-m %I%p %b %a %y %F %T) 100%% %Q %", moment),
+            format(
+                "%A, %d %B %Y %H:%M:%S (%j %-m %I%p %b %a %y %F %T) 100%% %Q %",
+                moment
+            ),
             "Thursday, 29 February 2024 12:34:56 (060 2 12PM Feb Thu 24 2024-02-29 12:34:56) 100% %Q %"
         );
         assert_eq!(format("%F", Moment::from_unix(0)), "1970-01-01");

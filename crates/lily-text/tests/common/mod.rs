@@ -7,7 +7,9 @@ use serde_json::Value;
 
 /// The path of a file, given relative to the root of the repository.
 pub fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(name)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(name)
 }
 
 /// A text file of the repository.
@@ -21,4 +23,18 @@ pub fn json_lines(name: &str) -> Vec<Value> {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// A tool call as the model writes it.
+pub fn call(name: &str, parameters: &[(&str, &str)]) -> String {
+    let mut text = format!("<tool_call>\n<function={name}>\n");
+    for (key, value) in parameters {
+        text.push_str(&format!("<parameter={key}>\n{value}\n</parameter>\n"));
+    }
+    text + "</function>\n</tool_call>"
+}
+
+/// A call of `get_weather`.
+pub fn weather(city: &str) -> String {
+    call("get_weather", &[("city", city)])
 }

@@ -5,6 +5,9 @@
 //! Every operation computes in f32 and rounds once, to the element type of the operand it writes.
 //! In f32 a row's result depends on that row and its past only. Sections are those of docs/model.md.
 
+// Shapes stand in brackets and are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
+
 use crate::operand::{Resource, ScratchId, StateCopy, StateSlot};
 use lily_checkpoint::WeightId;
 

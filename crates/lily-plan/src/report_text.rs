@@ -1,6 +1,8 @@
 //! A report as text for people: aligned columns, decimal units, layers of one kind folded.
 
+use crate::boundary::state_name;
 use crate::cost::{PRICE_BASIS, Price};
+use crate::operand::StateSlot;
 use crate::report::{OperandReport, PhaseReport, PlanFigures, PlanReport, StepReport};
 use crate::units;
 
@@ -25,17 +27,17 @@ impl PlanReport {
             text.push_str(&format!("\n{title}: {}\n\n", phase.class));
             text.push_str(&self.comparison(phase));
             text.push_str("\nSteps, fused\n\n");
-            text.push_str(&self.steps(&phase.fused, verbose));
+            text.push_str(&steps(&phase.fused, verbose));
             if verbose {
                 text.push_str("\nSteps, expanded\n\n");
-                text.push_str(&self.steps(&phase.expanded, verbose));
+                text.push_str(&steps(&phase.expanded, verbose));
             }
             text.push_str("\nBy operation, fused\n\n");
             text.push_str(&operations(&phase.fused));
             text.push_str("\nBoundaries that remain, fused\n\n");
             text.push_str(&self.boundaries(&phase.fused));
         }
-        text.push_str(&self.machines());
+        text.push_str(&self.sources());
         text
     }
 
@@ -121,47 +123,6 @@ impl PlanReport {
         text
     }
 
-    fn steps(&self, plan: &PlanFigures, verbose: bool) -> String {
-        if verbose {
-            return every_step(plan);
-        }
-        let header = [
-            "", "weights", "state", "scratch", "computed", "items", "operands",
-        ];
-        let align = [Left, Right, Right, Right, Right, Right, Left];
-        let mut rows = vec![strings(header)];
-        for fold in folds(&plan.steps) {
-            let name = match fold.steps[0].layer {
-                Some(layer) => format!("{} × {}", self.layer_name(layer), fold.count),
-                None if fold.steps[0].index == 0 => "before the layers".into(),
-                None => "after the layers".into(),
-            };
-            rows.push(vec![name]);
-            for step in fold.steps {
-                let mut row = vec![format!("  {}", step.operation)];
-                row.extend(numbers(step));
-                row.push(names(step));
-                rows.push(row);
-            }
-        }
-        table(&align, &rows)
-    }
-
-    /// The kind of a layer, told by its steps' state.
-    fn layer_name(&self, layer: u16) -> &'static str {
-        let attends = self
-            .decode
-            .fused
-            .steps
-            .iter()
-            .any(|step| step.layer == Some(layer) && step.operation == "attention-partial");
-        if attends {
-            "attention layer"
-        } else {
-            "Gated DeltaNet layer"
-        }
-    }
-
     fn boundaries(&self, plan: &PlanFigures) -> String {
         let mut header = vec!["count".to_string()];
         header.extend(self.machines.iter().map(|machine| machine.name.clone()));
@@ -189,7 +150,7 @@ impl PlanReport {
         table(&align, &rows)
     }
 
-    fn machines(&self) -> String {
+    fn sources(&self) -> String {
         let mut text = String::new();
         for machine in &self.machines {
             text.push_str(&format!("\n{}\n\n", machine.name));
@@ -220,6 +181,32 @@ fn parts(price: &Price) -> String {
         .map(|(name, seconds)| format!("{name} {}", units::seconds(*seconds)))
         .collect();
     parts.join(" + ")
+}
+
+fn steps(plan: &PlanFigures, verbose: bool) -> String {
+    if verbose {
+        return every_step(plan);
+    }
+    let header = [
+        "", "weights", "state", "scratch", "computed", "items", "operands",
+    ];
+    let align = [Left, Right, Right, Right, Right, Right, Left];
+    let mut rows = vec![strings(header)];
+    for fold in folds(&plan.steps) {
+        let name = match fold.steps[0].layer {
+            Some(_) => format!("{} × {}", layer_name(fold.steps), fold.count),
+            None if fold.steps[0].index == 0 => "before the layers".into(),
+            None => "after the layers".into(),
+        };
+        rows.push(vec![name]);
+        for step in fold.steps {
+            let mut row = vec![format!("  {}", step.operation)];
+            row.extend(numbers(step));
+            row.push(names(step));
+            rows.push(row);
+        }
+    }
+    table(&align, &rows)
 }
 
 fn operations(plan: &PlanFigures) -> String {
@@ -339,6 +326,16 @@ fn operands(step: &StepReport) -> String {
         ));
     }
     text
+}
+
+/// The kind of a layer, told by the state that its steps write.
+fn layer_name(steps: &[StepReport]) -> &'static str {
+    let mut written = steps.iter().flat_map(|step| &step.writes);
+    if written.any(|operand| operand.name == state_name(StateSlot::KeyCache(0))) {
+        "attention layer"
+    } else {
+        "Gated DeltaNet layer"
+    }
 }
 
 /// Consecutive steps of one layer, and how many layers have the same.

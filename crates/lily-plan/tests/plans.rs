@@ -337,3 +337,53 @@ fn layers_are_labelled_and_follow_one_another() {
         }
     }
 }
+
+#[test]
+fn overwriting_waits_for_readers_and_writers() {
+    // Real plans write every resource once, before it is read; these steps overwrite.
+    let expanded = decode(&model()).expanded();
+    let find = |wanted: fn(&Operation) -> bool| {
+        let step = expanded.steps.iter().find(|step| wanted(&step.operation));
+        step.expect("in every decode plan").clone()
+    };
+    let attention = find(|operation| matches!(operation, Operation::AttentionPartial { .. }));
+    let write = find(|operation| matches!(operation, Operation::CacheWrite { .. }));
+    let choice = find(|operation| matches!(operation, Operation::ArgMax { .. }));
+    let mut plan = expanded.clone();
+    plan.steps = vec![
+        choice.clone(),
+        attention.clone(),
+        write,
+        attention,
+        choice.clone(),
+        choice,
+    ];
+    // Dropping the first step computes the stages of the others anew: a read, a write after it, a read
+    // after that; independently of them two writes of one slot.
+    let plan = plan.without_step(0);
+    assert_eq!(plan.stages, [vec![0, 3], vec![1, 4], vec![2]]);
+}
+
+#[test]
+fn nothing_takes_the_place_of_what_the_caller_reads() {
+    let mut plan = decode(&model());
+    let shares = |plan: &Plan, id: ScratchId| {
+        let placement = plan.place(ElementType::bytes);
+        let range = placement.range(id);
+        accesses(plan)
+            .iter()
+            .flat_map(|access| &access.writes)
+            .filter_map(|resource| match resource {
+                Resource::Scratch(other) if *other != id => Some(placement.range(*other)),
+                _ => None,
+            })
+            .any(|other| range.start < other.end && other.start < range.end)
+    };
+    let Operation::Embed { output, .. } = plan.steps[0].operation else {
+        panic!("a plan begins with the embedding")
+    };
+    assert!(shares(&plan, output));
+    // Were the embedding what the caller asks for, it would have to stay to the end.
+    plan.logits = Some(output);
+    assert!(!shares(&plan, output));
+}

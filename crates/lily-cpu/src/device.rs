@@ -193,6 +193,10 @@ impl Device for CpuDevice {
         }
     }
 
+    fn available_memory(&self) -> Option<u64> {
+        available_memory()
+    }
+
     fn session_bytes(&self, precision: Precision) -> SessionBytes {
         state::session_bytes(self.weights.config(), precision)
     }
@@ -302,4 +306,36 @@ fn processor_name() -> String {
             Some(line.split_once(':')?.1.trim().to_string())
         })
         .unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+/// What the system says could be taken without swapping.
+#[cfg(not(target_os = "macos"))]
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|kibibytes| kibibytes << 10)
+}
+
+/// Three quarters of the memory: macOS gives no figure for what could be taken.
+#[cfg(target_os = "macos")]
+fn available_memory() -> Option<u64> {
+    let (mut bytes, mut size) = (0u64, size_of::<u64>());
+    // SAFETY: the name is a C string, and `bytes` has the `size` bytes that this value takes.
+    let status = unsafe {
+        libc::sysctlbyname(
+            c"hw.memsize".as_ptr(),
+            (&raw mut bytes).cast(),
+            &raw mut size,
+            std::ptr::null_mut(),
+            0,
+        )
+    };
+    (status == 0).then_some(bytes / 4 * 3)
 }

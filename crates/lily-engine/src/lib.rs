@@ -1,1 +1,27 @@
-//! (see the crate's modules)
+//! Sessions, prefill and decode loops, sampling, memory budget. Knows devices by their trait alone, and
+//! nothing of command lines or HTTP.
+
+mod budget;
+mod engine;
+mod error;
+mod generation;
+mod plans;
+mod score;
+mod session;
+mod text;
+
+pub use budget::MemoryUse;
+pub use engine::{Engine, EngineOptions, PlanTransform};
+pub use error::EngineError;
+pub use generation::{
+    CancelFlag, FinishReason, Finished, Generation, GenerationRequest, Progress, Timings,
+    TokenEvent,
+};
+pub use lily_plan::{Device, DeviceDescription, Plan, PlanClass, PlanOutput, Precision};
+pub use lily_sampling::{SamplingError, SamplingParameters};
+pub use lily_text::{
+    OutputEvent, OutputParser, ParsedOutput, TemplateError, Tokenizer, ToolCall, parse_output,
+};
+pub use score::Score;
+pub use session::Session;
+pub use text::{Conversation, TextModel};

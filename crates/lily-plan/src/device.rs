@@ -123,6 +123,8 @@ pub struct Outcome {
 pub trait Device: Send {
     /// What it is and which kernels it chose.
     fn describe(&self) -> DeviceDescription;
+    /// Bytes that could be taken now for sessions and working memory, where the device can tell.
+    fn available_memory(&self) -> Option<u64>;
     /// Memory of a session at `precision`.
     fn session_bytes(&self, precision: crate::Precision) -> SessionBytes;
     /// Bytes of working memory that running `plan` takes.

@@ -1,0 +1,247 @@
+//! The engine: one device, one model, its sessions.
+
+use crate::budget::{Budget, MemoryUse};
+use crate::error::EngineError;
+use crate::plans::PlanCache;
+use crate::session::Session;
+use crate::text::TextModel;
+use lily_plan::{
+    Device, DeviceDescription, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass,
+    PlanOutput, Precision, route,
+};
+use std::sync::Arc;
+
+/// Changes every plan before it is run: switches and ablations.
+pub type PlanTransform = Arc<dyn Fn(Plan) -> Plan + Send + Sync>;
+
+/// How to set up an [`Engine`].
+#[derive(Clone)]
+pub struct EngineOptions {
+    /// Arithmetic of every plan.
+    pub precision: Precision,
+    /// Tokens of a prefill chunk, at least 1; chunks lie on multiples of it.
+    pub prefill_chunk: usize,
+    /// Longest sequence, in tokens; what the model was made for, if not given.
+    pub context: Option<usize>,
+    /// Bytes that sessions and working memory may take; most of what is free, if not given.
+    pub memory_limit: Option<u64>,
+    /// Applied to every plan.
+    pub plan_transform: Option<PlanTransform>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            precision: Precision::Bf16,
+            prefill_chunk: route::PREFILL_CHUNK,
+            context: None,
+            memory_limit: None,
+            plan_transform: None,
+        }
+    }
+}
+
+/// Runs one model on one device.
+pub struct Engine {
+    device: Box<dyn Device>,
+    model: Arc<ModelDescription>,
+    text: Arc<TextModel>,
+    options: EngineOptions,
+    context: usize,
+    plans: PlanCache,
+    budget: Arc<Budget>,
+}
+
+/// Of the memory that is free, what the engine leaves to others.
+const HEADROOM: f64 = 0.1;
+
+impl Engine {
+    /// An engine for a device that holds the weights of `model`.
+    pub fn new(
+        device: Box<dyn Device>,
+        model: Arc<ModelDescription>,
+        text: Arc<TextModel>,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let context = options
+            .context
+            .map_or(model.config.max_positions, |context| {
+                context.min(model.config.max_positions)
+            });
+        let mut plans = PlanCache::new(model.clone(), options.plan_transform.clone());
+        let limit = options.memory_limit.unwrap_or_else(|| {
+            let free = device.available_memory().unwrap_or(u64::MAX / 2);
+            (free as f64 * (1.0 - HEADROOM)) as u64
+        });
+        let precision = options.precision;
+        let prefill = PlanClass {
+            phase: Phase::Prefill,
+            precision,
+            rows: options.prefill_chunk.clamp(1, context),
+            context,
+            output: PlanOutput::LastLogits,
+        };
+        let decode = PlanClass {
+            phase: Phase::Decode,
+            precision,
+            rows: 1,
+            context: route::context_band(context),
+            output: PlanOutput::Token,
+        };
+        let working = [prefill, decode]
+            .into_iter()
+            .map(|class| device.working_bytes(&plans.get(class)))
+            .max()
+            .unwrap_or(0);
+        if working > limit {
+            return Err(EngineError::MemoryExceeded {
+                positions: 0,
+                needed: working,
+                free: limit,
+                limit,
+            });
+        }
+        let budget = Budget::new(limit, working);
+        Ok(Engine {
+            device,
+            model,
+            text,
+            options,
+            context,
+            plans,
+            budget,
+        })
+    }
+
+    /// What runs where.
+    pub fn device(&self) -> DeviceDescription {
+        self.device.describe()
+    }
+
+    /// The model as plans see it.
+    pub fn model(&self) -> &Arc<ModelDescription> {
+        &self.model
+    }
+
+    /// Tokenizer, template, defaults.
+    pub fn text(&self) -> &Arc<TextModel> {
+        &self.text
+    }
+
+    /// Longest sequence, in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The options it was set up with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.options
+    }
+
+    /// Where the memory budget stands.
+    pub fn memory(&self) -> MemoryUse {
+        self.budget.used()
+    }
+
+    /// The plan that runs a prefill chunk of `rows` tokens.
+    pub fn prefill_plan(&mut self, rows: usize, output: PlanOutput) -> Arc<Plan> {
+        self.plans.get(PlanClass {
+            phase: Phase::Prefill,
+            precision: self.options.precision,
+            rows,
+            context: self.context,
+            output,
+        })
+    }
+
+    /// The plan that decodes one token at `position`.
+    pub fn decode_plan(&mut self, position: usize, output: PlanOutput) -> Arc<Plan> {
+        self.plans.get(PlanClass {
+            phase: Phase::Decode,
+            precision: self.options.precision,
+            rows: 1,
+            context: route::context_band(position + 1),
+            output,
+        })
+    }
+
+    /// A session for up to `positions` tokens, its memory reserved.
+    pub fn open_session(&self, positions: usize) -> Result<Session, EngineError> {
+        let precision = self.options.precision;
+        let needed = self
+            .device
+            .session_bytes(precision)
+            .for_positions(positions);
+        let reservation = self.budget.reserve(needed).map_err(|free| {
+            let limit = self.budget.used().limit;
+            EngineError::MemoryExceeded {
+                positions,
+                needed,
+                free,
+                limit,
+            }
+        })?;
+        let state = self.device.new_session(precision, positions)?;
+        Ok(Session {
+            tokens: Vec::new(),
+            state,
+            reservation,
+        })
+    }
+
+    /// Runs the next chunk of `tokens` (which continue the session): from where the session stands to
+    /// the next multiple of the chunk length, or to the end. Returns how many tokens that was and, with
+    /// the end reached, what `output` asks for.
+    pub fn prefill_chunk(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        output: PlanOutput,
+    ) -> Result<(usize, Outcome), EngineError> {
+        let position = session.tokens.len();
+        let end = position + tokens.len();
+        let stop = route::chunk_end(position, end, self.options.prefill_chunk);
+        let rows = stop - position;
+        let output = match output {
+            PlanOutput::AllLogits => PlanOutput::AllLogits,
+            output if stop == end => output,
+            _ => PlanOutput::State,
+        };
+        let plan = self.prefill_plan(rows, output);
+        let outcome = self.launch(&plan, session, &tokens[..rows])?;
+        Ok((rows, outcome))
+    }
+
+    /// Decodes one token: its state is added, and `output` says what comes back.
+    pub fn decode(
+        &mut self,
+        session: &mut Session,
+        token: u32,
+        output: PlanOutput,
+    ) -> Result<Outcome, EngineError> {
+        let plan = self.decode_plan(session.tokens.len(), output);
+        self.launch(&plan, session, &[token])
+    }
+
+    fn launch(
+        &mut self,
+        plan: &Arc<Plan>,
+        session: &mut Session,
+        tokens: &[u32],
+    ) -> Result<Outcome, EngineError> {
+        let launch = Launch {
+            tokens,
+            sessions: &mut [session.state.as_mut()],
+            token_limit: self.token_limit(),
+            observer: None,
+        };
+        let outcome = self.device.execute(plan, launch)?;
+        session.tokens.extend_from_slice(tokens);
+        Ok(outcome)
+    }
+
+    /// Ids at and above this are never chosen.
+    pub fn token_limit(&self) -> u32 {
+        self.text.token_limit(self.model.config.vocab_size)
+    }
+}

@@ -1,0 +1,79 @@
+//! What can go wrong between a request and its answer.
+
+use lily_plan::DeviceError;
+use lily_sampling::SamplingError;
+
+/// Why the engine refused or failed a request.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// There is nothing to go on from.
+    #[error("the prompt is empty: at least one token is needed")]
+    EmptyPrompt,
+    /// The prompt does not leave room for one token of an answer.
+    #[error(
+        "the prompt has {prompt} tokens and the context {context}: shorten the prompt{}",
+        if *.context < *.model { format!(" or raise the context (the model allows {model})") } else { String::new() }
+    )]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens the engine was set up for.
+        context: usize,
+        /// Tokens the model was made for.
+        model: usize,
+    },
+    /// The request's memory is more than there is.
+    #[error(
+        "the request needs {} for {positions} tokens and {} are free of {}: ask for fewer tokens, \
+         close other sessions or raise the memory limit",
+        bytes(*.needed), bytes(*.free), bytes(*.limit)
+    )]
+    MemoryExceeded {
+        /// Positions of prompt and answer together.
+        positions: usize,
+        /// Bytes they take.
+        needed: u64,
+        /// Bytes of the budget that are free.
+        free: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// A token the vocabulary does not have.
+    #[error("token {token} of a vocabulary of {vocabulary} rows")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Rows.
+        vocabulary: usize,
+    },
+    /// Sampling parameters out of range, or logits that are not numbers.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A file of the checkpoint that the text side needs.
+    #[error("{file}: {reason}")]
+    TextFile {
+        /// Which.
+        file: String,
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+}
+
+/// Bytes for people.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let mut value = count as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{count} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}

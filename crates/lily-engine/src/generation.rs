@@ -1,0 +1,376 @@
+//! One answer: prefill by chunks, then token by token. A generation advances in small steps, so that
+//! whoever drives it can stop it, or take turns, between any two.
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::session::Session;
+use lily_plan::{Outcome, PlanOutput};
+use lily_sampling::{Sampled, Sampler, SamplingParameters};
+use lily_text::{Detokenizer, StopMatcher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What to generate.
+#[derive(Clone, Debug, Default)]
+pub struct GenerationRequest {
+    /// The whole prompt. What the session already holds of it is not computed again.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: SamplingParameters,
+    /// Most tokens of the answer; to the end of the context, if not given.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Tokens that end the answer; the checkpoint's own, if not given.
+    pub stop_ids: Option<Vec<u32>>,
+}
+
+/// Stops a generation from another thread, between two chunks or tokens.
+#[derive(Clone, Debug, Default)]
+pub struct CancelFlag(Arc<AtomicBool>);
+
+impl CancelFlag {
+    /// Asks for the end.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the end was asked for.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended it with this token.
+    StopToken(u32),
+    /// It came to this text.
+    StopText(String),
+    /// It reached the most tokens asked for, or the end of the context.
+    Length,
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// A chosen token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenEvent {
+    /// Its id.
+    pub token: u32,
+    /// The text that became certain with it: possibly none (half a character, or what may yet become a
+    /// stop text), possibly that of earlier tokens too.
+    pub text: String,
+    /// Its log-probability, if asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with theirs, if asked for.
+    pub alternatives: Vec<(u32, f32)>,
+}
+
+/// The end of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Why.
+    pub reason: FinishReason,
+    /// Text that was still held back.
+    pub text: String,
+}
+
+/// What a step of a generation did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Progress {
+    /// Part of the prompt was computed.
+    Prefilled {
+        /// Tokens of the prompt that are done, what the session held included.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// A token was chosen.
+    Token(TokenEvent),
+    /// The answer is complete.
+    Finished(Finished),
+}
+
+/// Where the time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timings {
+    /// Tokens of the prompt that the session already held.
+    pub cached_tokens: usize,
+    /// Tokens of the prompt that were computed.
+    pub prefilled_tokens: usize,
+    /// Time that took.
+    pub prefill: Duration,
+    /// Tokens that went through decode.
+    pub decoded_tokens: usize,
+    /// Time that took, sampling included.
+    pub decode: Duration,
+}
+
+/// An answer in the making.
+pub struct Generation {
+    session: Session,
+    request: GenerationRequest,
+    cancel: CancelFlag,
+    sampler: Sampler,
+    detokenizer: Detokenizer,
+    stop: StopMatcher,
+    stop_ids: Vec<u32>,
+    /// The device itself chooses: greedy, and nothing else asked for.
+    on_device: bool,
+    max_tokens: usize,
+    generated: Vec<u32>,
+    /// Chosen, but not yet part of the session's state.
+    pending: Option<u32>,
+    /// What the last run left, from which the next token is chosen.
+    outcome: Option<Outcome>,
+    finished: Option<FinishReason>,
+    timings: Timings,
+}
+
+impl Engine {
+    /// Starts an answer. If `session` is given and the prompt continues what it holds, only the rest is
+    /// computed; otherwise it begins anew. Without one, a session is opened for prompt and answer.
+    pub fn start(
+        &mut self,
+        session: Option<Session>,
+        request: GenerationRequest,
+        cancel: CancelFlag,
+    ) -> Result<Generation, EngineError> {
+        let prompt = request.prompt.len();
+        let config = &self.model().config;
+        let (vocabulary, model) = (config.vocab_size, config.max_positions);
+        if prompt == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if let Some(&token) = request
+            .prompt
+            .iter()
+            .find(|&&token| token as usize >= vocabulary)
+        {
+            return Err(EngineError::UnknownToken { token, vocabulary });
+        }
+        let context = self.context();
+        if prompt >= context {
+            return Err(EngineError::ContextExceeded {
+                prompt,
+                context,
+                model,
+            });
+        }
+        let room = context - prompt;
+        let max_tokens = request.max_tokens.unwrap_or(room).min(room);
+        let sampler = Sampler::new(
+            request.sampling.clone(),
+            vocabulary as u32,
+            self.token_limit(),
+            &request.prompt,
+        )?;
+        let needed = prompt + max_tokens;
+        let mut session = match session {
+            Some(session) if session.capacity() >= needed => session,
+            _ => self.open_session(needed)?,
+        };
+        // The last token of the prompt is always computed: its logits choose the answer's first.
+        let held = session.tokens.len();
+        if held >= prompt || session.tokens != request.prompt[..held] {
+            session.reset();
+        }
+        let timings = Timings {
+            cached_tokens: session.tokens.len(),
+            ..Timings::default()
+        };
+        let sampling = &request.sampling;
+        let on_device = sampling.temperature == 0.0
+            && sampling.repetition_penalty == 1.0
+            && sampling.presence_penalty == 0.0
+            && sampling.frequency_penalty == 0.0
+            && sampling.logit_bias.is_empty()
+            && sampling.logprobs.is_none();
+        let stop_ids = request
+            .stop_ids
+            .clone()
+            .unwrap_or_else(|| self.text().stop_ids().to_vec());
+        Ok(Generation {
+            detokenizer: Detokenizer::new(self.text().tokenizer().clone(), true),
+            stop: StopMatcher::new(request.stop.iter().map(String::as_str)),
+            stop_ids,
+            session,
+            request,
+            cancel,
+            sampler,
+            on_device,
+            max_tokens,
+            generated: Vec::new(),
+            pending: None,
+            outcome: None,
+            finished: None,
+            timings,
+        })
+    }
+
+    /// Does the next bit of work: a chunk of the prompt, or a token.
+    pub fn advance(&mut self, generation: &mut Generation) -> Result<Progress, EngineError> {
+        if generation.finished.is_none() && generation.cancel.is_cancelled() {
+            generation.finished = Some(FinishReason::Cancelled);
+        }
+        if let Some(reason) = generation.finished.clone() {
+            return Ok(Progress::Finished(generation.finish(reason)));
+        }
+        let done = generation.session.tokens.len();
+        let total = generation.request.prompt.len();
+        if done < total {
+            return self.advance_prefill(generation, done, total);
+        }
+        if generation.max_tokens == 0 {
+            generation.finished = Some(FinishReason::Length);
+            return self.advance(generation);
+        }
+        self.advance_decode(generation).map(Progress::Token)
+    }
+
+    /// Runs a generation to its end, telling `on_progress` each step; gives the session back.
+    pub fn run(
+        &mut self,
+        mut generation: Generation,
+        mut on_progress: impl FnMut(&Progress),
+    ) -> Result<Generation, EngineError> {
+        loop {
+            let progress = self.advance(&mut generation)?;
+            on_progress(&progress);
+            if matches!(progress, Progress::Finished(_)) {
+                return Ok(generation);
+            }
+        }
+    }
+
+    fn advance_prefill(
+        &mut self,
+        generation: &mut Generation,
+        done: usize,
+        total: usize,
+    ) -> Result<Progress, EngineError> {
+        let start = Instant::now();
+        let rest = &generation.request.prompt[done..];
+        let (rows, outcome) =
+            self.prefill_chunk(&mut generation.session, rest, PlanOutput::LastLogits)?;
+        generation.timings.prefilled_tokens += rows;
+        generation.timings.prefill += start.elapsed();
+        if done + rows == total {
+            generation.outcome = Some(outcome);
+        }
+        Ok(Progress::Prefilled {
+            done: done + rows,
+            total,
+        })
+    }
+
+    fn advance_decode(&mut self, generation: &mut Generation) -> Result<TokenEvent, EngineError> {
+        let start = Instant::now();
+        if let Some(token) = generation.pending.take() {
+            let output = if generation.on_device {
+                PlanOutput::Token
+            } else {
+                PlanOutput::AllLogits
+            };
+            generation.outcome = Some(self.decode(&mut generation.session, token, output)?);
+            generation.timings.decoded_tokens += 1;
+        }
+        let sampled = generation.choose()?;
+        generation.timings.decode += start.elapsed();
+        Ok(generation.accept(sampled))
+    }
+}
+
+impl Generation {
+    /// The tokens chosen so far, the one that ended the answer included.
+    pub fn tokens(&self) -> &[u32] {
+        &self.generated
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_tokens(&self) -> usize {
+        self.request.prompt.len()
+    }
+
+    /// Where the time went so far.
+    pub fn timings(&self) -> Timings {
+        self.timings
+    }
+
+    /// Why the answer ended, once it has.
+    pub fn finish_reason(&self) -> Option<&FinishReason> {
+        self.finished.as_ref()
+    }
+
+    /// The session, for the next turn.
+    pub fn into_session(self) -> Session {
+        self.session
+    }
+
+    fn choose(&mut self) -> Result<Sampled, EngineError> {
+        let outcome = self.outcome.take().unwrap_or_default();
+        if let Some(&token) = outcome.tokens.first()
+            && outcome
+                .logits
+                .get(token as usize)
+                .is_some_and(|logit| logit.is_finite())
+        {
+            return Ok(Sampled {
+                token,
+                logprob: None,
+                alternatives: Vec::new(),
+            });
+        }
+        Ok(self.sampler.sample(&outcome.logits, None)?)
+    }
+
+    fn accept(&mut self, sampled: Sampled) -> TokenEvent {
+        let Sampled {
+            token,
+            logprob,
+            alternatives,
+        } = sampled;
+        self.sampler.accept(token);
+        self.generated.push(token);
+        let mut text = String::new();
+        if self.stop_ids.contains(&token) {
+            self.finished = Some(FinishReason::StopToken(token));
+        } else {
+            let step = self.stop.push(&self.detokenizer.push(token));
+            text = step.text;
+            if let Some(stop) = step.stop {
+                self.finished = Some(FinishReason::StopText(stop));
+            } else if self.generated.len() >= self.max_tokens {
+                self.finished = Some(FinishReason::Length);
+            } else {
+                self.pending = Some(token);
+            }
+        }
+        TokenEvent {
+            token,
+            text,
+            logprob,
+            alternatives,
+        }
+    }
+
+    /// Flushes what was held back. What follows a stop text is not part of the answer.
+    fn finish(&mut self, reason: FinishReason) -> Finished {
+        let mut text = String::new();
+        if !matches!(reason, FinishReason::StopText(_)) {
+            let step = self.stop.push(&self.detokenizer.finish());
+            text = step.text;
+            match step.stop {
+                Some(stop) => self.finished = Some(FinishReason::StopText(stop)),
+                None => text.push_str(&self.stop.finish()),
+            }
+        }
+        Finished {
+            reason: self.finished.clone().unwrap_or(reason),
+            text,
+        }
+    }
+}

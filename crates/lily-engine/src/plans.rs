@@ -1,0 +1,43 @@
+//! Plans by class: recorded once, replayed.
+
+use crate::engine::PlanTransform;
+use lily_plan::{ModelDescription, Plan, PlanClass};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The plans used lately. Decode and whole chunks keep theirs; the many lengths a last chunk can have
+/// pass through.
+pub(crate) struct PlanCache {
+    model: Arc<ModelDescription>,
+    transform: Option<PlanTransform>,
+    plans: VecDeque<Arc<Plan>>,
+}
+
+impl PlanCache {
+    const ENTRIES: usize = 16;
+
+    pub fn new(model: Arc<ModelDescription>, transform: Option<PlanTransform>) -> Self {
+        PlanCache {
+            model,
+            transform,
+            plans: VecDeque::new(),
+        }
+    }
+
+    pub fn get(&mut self, class: PlanClass) -> Arc<Plan> {
+        let known = self.plans.iter().position(|plan| plan.class == class);
+        let plan = match known.and_then(|index| self.plans.remove(index)) {
+            Some(plan) => plan,
+            None => {
+                let plan = Plan::record(&self.model, class);
+                Arc::new(match &self.transform {
+                    Some(transform) => transform(plan),
+                    None => plan,
+                })
+            }
+        };
+        self.plans.push_front(plan.clone());
+        self.plans.truncate(Self::ENTRIES);
+        plan
+    }
+}

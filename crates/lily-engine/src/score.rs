@@ -1,0 +1,76 @@
+//! Teacher-forced scoring: what the model thinks of a given text.
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+use lily_plan::PlanOutput;
+
+/// The model's view of one position: of the token that follows it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// The likeliest next token (the lower id wins a tie).
+    pub top: u32,
+    /// Log-probability of the token that really follows.
+    pub logprob: f64,
+}
+
+impl Engine {
+    /// Scores `targets[i]` as the token after `inputs[..=i]`, for every i. `on_progress` hears how many
+    /// positions are done.
+    pub fn score(
+        &mut self,
+        inputs: &[u32],
+        targets: &[u32],
+        mut on_progress: impl FnMut(usize),
+    ) -> Result<Vec<Score>, EngineError> {
+        let config = &self.model().config;
+        let (vocabulary, model) = (config.vocab_size, config.max_positions);
+        if inputs.is_empty() || inputs.len() != targets.len() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if let Some(&token) = inputs
+            .iter()
+            .chain(targets)
+            .find(|&&t| t as usize >= vocabulary)
+        {
+            return Err(EngineError::UnknownToken { token, vocabulary });
+        }
+        let context = self.context();
+        if inputs.len() > context {
+            return Err(EngineError::ContextExceeded {
+                prompt: inputs.len(),
+                context,
+                model,
+            });
+        }
+        let mut session = self.open_session(inputs.len())?;
+        let mut scores = Vec::with_capacity(inputs.len());
+        while scores.len() < inputs.len() {
+            let rest = &inputs[scores.len()..];
+            let (_, outcome) = self.prefill_chunk(&mut session, rest, PlanOutput::AllLogits)?;
+            for logits in outcome.logits.chunks(vocabulary) {
+                scores.push(score_row(logits, targets[scores.len()]));
+            }
+            on_progress(scores.len());
+        }
+        Ok(scores)
+    }
+}
+
+fn score_row(logits: &[f32], target: u32) -> Score {
+    let mut top = 0;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > logits[top] {
+            top = token;
+        }
+    }
+    let largest = f64::from(logits[top]);
+    let sum: f64 = logits
+        .iter()
+        .map(|&logit| (f64::from(logit) - largest).exp())
+        .sum();
+    let logprob = f64::from(logits[target as usize]) - largest - sum.ln();
+    Score {
+        top: top as u32,
+        logprob,
+    }
+}

@@ -1,0 +1,39 @@
+//! A session: a token history and the state that stands behind it.
+
+use crate::budget::Reservation;
+use lily_plan::SessionState;
+
+/// One sequence: its tokens and its state on the device.
+pub struct Session {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) state: Box<dyn SessionState>,
+    pub(crate) reservation: Reservation,
+}
+
+impl Session {
+    /// The tokens whose state the session holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Positions it may grow to.
+    pub fn capacity(&self) -> usize {
+        self.state.capacity()
+    }
+
+    /// Bytes set aside for it.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reservation.bytes()
+    }
+
+    /// Bytes it really takes so far.
+    pub fn resident_bytes(&self) -> u64 {
+        self.state.resident_bytes()
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        self.tokens.clear();
+        self.state.reset();
+    }
+}

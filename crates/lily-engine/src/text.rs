@@ -1,0 +1,119 @@
+//! The text side of a checkpoint: tokenizer, chat template, defaults, stop ids.
+
+use crate::error::EngineError;
+use lily_checkpoint::Checkpoint;
+use lily_sampling::SamplingParameters;
+use lily_text::{ChatTemplate, GenerationDefaults, RenderRequest, TemplateError, Tokenizer};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+
+/// What turns messages into tokens and tokens into text.
+pub struct TextModel {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    defaults: GenerationDefaults,
+    stop_ids: Vec<u32>,
+}
+
+/// A conversation to render.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    /// Messages in OpenAI's form.
+    pub messages: Vec<Value>,
+    /// Tools in OpenAI's form.
+    pub tools: Vec<Value>,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+impl TextModel {
+    /// Reads the small files of a checkpoint. A checkpoint without a chat template still completes plain
+    /// text.
+    pub fn load(checkpoint: &Checkpoint) -> Result<Self, EngineError> {
+        let read = |name: &str| -> Result<Option<String>, EngineError> {
+            checkpoint
+                .small_text(name)
+                .transpose()
+                .map_err(|error| EngineError::TextFile {
+                    file: name.to_string(),
+                    reason: error.to_string(),
+                })
+        };
+        let failed = |file: &str, reason: String| EngineError::TextFile {
+            file: file.to_string(),
+            reason,
+        };
+        let json = read("tokenizer.json")?
+            .ok_or_else(|| failed("tokenizer.json", "missing from the checkpoint".into()))?;
+        let tokenizer = Tokenizer::from_bytes(json.as_bytes())
+            .map_err(|error| failed("tokenizer.json", error.to_string()))?;
+        let config = read("tokenizer_config.json")?;
+        let template = match ChatTemplate::from_files(
+            read("chat_template.jinja")?.as_deref(),
+            config.as_deref(),
+        ) {
+            Ok(template) => Some(template),
+            Err(TemplateError::Missing) => None,
+            Err(error) => return Err(failed("chat template", error.to_string())),
+        };
+        let defaults = match read("generation_config.json")? {
+            Some(json) => GenerationDefaults::parse(&json)
+                .map_err(|error| failed("generation_config.json", error.to_string()))?,
+            None => GenerationDefaults::default(),
+        };
+        // generation_config.json has the last word on where to stop.
+        let mut stop_ids = defaults.eos_token_ids.clone();
+        if stop_ids.is_empty() {
+            stop_ids = checkpoint.config().eos_token_ids.clone();
+        }
+        Ok(TextModel {
+            tokenizer: Arc::new(tokenizer),
+            template,
+            defaults,
+            stop_ids,
+        })
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// Tokens that end an answer.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// Ids at and above this have no token: rows of the head that were never trained.
+    pub fn token_limit(&self, vocab_size: usize) -> u32 {
+        self.tokenizer.id_bound().min(vocab_size) as u32
+    }
+
+    /// The checkpoint's own sampling parameters, for a request that names none.
+    pub fn default_sampling(&self) -> SamplingParameters {
+        let defaults = &self.defaults;
+        let mut parameters = SamplingParameters::default();
+        if defaults.do_sample == Some(false) {
+            return parameters;
+        }
+        parameters.temperature = defaults.temperature.unwrap_or(1.0);
+        parameters.top_k = defaults.top_k.filter(|&k| k > 0);
+        parameters.top_p = defaults.top_p.unwrap_or(1.0);
+        parameters.min_p = defaults.min_p.filter(|&p| p < 1.0).unwrap_or(0.0);
+        parameters.repetition_penalty = defaults.repetition_penalty.unwrap_or(1.0);
+        parameters.presence_penalty = defaults.presence_penalty.unwrap_or(0.0);
+        parameters.frequency_penalty = defaults.frequency_penalty.unwrap_or(0.0);
+        parameters
+    }
+
+    /// The prompt of a conversation, up to where the answer begins.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        let template = self.template.as_ref().ok_or(TemplateError::Missing)?;
+        template.render(&RenderRequest {
+            messages: &conversation.messages,
+            tools: Some(conversation.tools.as_slice()).filter(|tools| !tools.is_empty()),
+            add_generation_prompt: true,
+            variables: &conversation.variables,
+        })
+    }
+}

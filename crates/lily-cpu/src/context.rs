@@ -4,7 +4,7 @@ use crate::arena::{Output, ScratchView};
 use crate::state::StateView;
 use crate::weights::Weights;
 use lily_checkpoint::{ModelConfig, bf16_to_f32, f32_to_bf16};
-use lily_plan::{ElementType, Phase, Plan, ScratchId};
+use lily_plan::{DeviceError, ElementType, Phase, Plan, ScratchId};
 use std::cell::UnsafeCell;
 
 /// One run of a plan.
@@ -121,6 +121,30 @@ impl<'a> Context<'a> {
     /// Where the running step writes integers.
     pub fn output_u32(&self, id: ScratchId) -> Output<'a, u32> {
         self.scratch.output_u32(id)
+    }
+
+    /// Sets a value before anything runs.
+    pub fn preset(&self, id: ScratchId, values: &[f32]) -> Result<(), DeviceError> {
+        let spec = self.plan.spec(id);
+        if values.len() != spec.elements() {
+            return Err(DeviceError::Launch(format!(
+                "{} values for {} of {} by {}",
+                values.len(),
+                spec.name,
+                spec.rows,
+                spec.columns
+            )));
+        }
+        match spec.element {
+            // SAFETY: no step runs yet, so nothing else reads or writes.
+            ElementType::U32 => unsafe { self.output_u32(id).all() }
+                .iter_mut()
+                .zip(values)
+                .for_each(|(out, &value)| *out = value as u32),
+            // SAFETY: as above.
+            _ => unsafe { self.output(id).write(0, values) },
+        }
+        Ok(())
     }
 
     /// A scratch value for an observer, integers converted.

@@ -162,6 +162,13 @@ impl CpuDevice {
             let Some(state) = session.as_any_mut().downcast_mut::<CpuState>() else {
                 return refuse("a session of another device".into());
             };
+            if state.precision() != class.precision {
+                let precision = state.precision();
+                return refuse(format!(
+                    "a {precision} session in a {} plan",
+                    class.precision
+                ));
+            }
             let end = state.position() + rows_each;
             if end > state.capacity() {
                 let capacity = state.capacity();
@@ -221,6 +228,7 @@ impl Device for CpuDevice {
         let Launch {
             tokens,
             sessions,
+            preset,
             token_limit,
             mut observer,
         } = launch;
@@ -229,10 +237,7 @@ impl Device for CpuDevice {
         self.arena.reserve(placement.arena_bytes);
 
         let config = self.weights.config();
-        let views: Vec<_> = states
-            .iter_mut()
-            .map(|state| state.view(config, plan.class.precision))
-            .collect();
+        let views: Vec<_> = states.iter_mut().map(|state| state.view(config)).collect();
         let chosen = ChosenTokens::default();
         let context = Context {
             plan,
@@ -244,6 +249,9 @@ impl Device for CpuDevice {
             sessions: &views,
             next_tokens: &chosen,
         };
+        for (id, values) in preset {
+            context.preset(*id, values)?;
+        }
         for stage in &plan.stages {
             match self.kernels {
                 Kernels::Native => {

@@ -5,9 +5,10 @@
 
 use crate::arena::Output;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
-use lily_plan::{DeviceError, Precision, SessionBytes, SessionState};
+use lily_plan::{DeviceError, Precision, SessionBytes, SessionState, StateCopy, StateSlot};
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
+use std::ops::Range;
 
 /// Positions that are accounted for together: 256 positions of one KV head are at least one 4 KiB page
 /// in every supported shape.
@@ -18,6 +19,9 @@ pub(crate) struct CpuState {
     layers: Vec<LayerState>,
     position: usize,
     capacity: usize,
+    precision: Precision,
+    /// KV heads and their width.
+    cache_shape: (usize, usize),
     /// Which of the two copies is live.
     parity: usize,
     /// Rows of the last run, while it can be taken back.
@@ -97,6 +101,8 @@ impl CpuState {
             layers,
             position: 0,
             capacity,
+            precision,
+            cache_shape: (config.key_value_heads, config.head_dim),
             parity: 0,
             undoable: None,
             touched: 0,
@@ -105,7 +111,8 @@ impl CpuState {
     }
 
     /// What kernels see of the state during one run.
-    pub fn view(&mut self, config: &ModelConfig, precision: Precision) -> StateView<'_> {
+    pub fn view(&mut self, config: &ModelConfig) -> StateView<'_> {
+        let precision = self.precision;
         let parity = self.parity;
         fn copies(both: &mut [Vec<f32>; 2], parity: usize) -> [Output<'_, f32>; 2] {
             let [first, second] = both;
@@ -130,6 +137,36 @@ impl CpuState {
             layers,
             position: self.position,
         }
+    }
+
+    /// The precision the session was made for.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn layer(&self, slot: StateSlot) -> Option<&LayerState> {
+        self.layers.get(usize::from(layer_of(slot)?))
+    }
+
+    fn layer_mut(&mut self, slot: StateSlot) -> Option<&mut LayerState> {
+        self.layers.get_mut(usize::from(layer_of(slot)?))
+    }
+
+    fn index(&self, copy: StateCopy) -> usize {
+        match copy {
+            StateCopy::Live => self.parity,
+            StateCopy::Next => 1 - self.parity,
+        }
+    }
+
+    /// The elements of a cache that hold tokens, head by head.
+    fn cache_rows(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (heads, width) = self.cache_shape;
+        let (capacity, position) = (self.capacity, self.position);
+        (0..heads).map(move |head| {
+            let start = head * capacity * width;
+            start..start + position * width
+        })
     }
 
     /// Moves on by `rows`: the next copies become the live ones.
@@ -157,6 +194,79 @@ impl SessionState for CpuState {
         self.position -= rows;
         self.parity = 1 - self.parity;
         true
+    }
+
+    fn read(&self, slot: StateSlot) -> Vec<f32> {
+        match (slot, self.layer(slot)) {
+            (
+                StateSlot::ConvolutionHistory(_, copy),
+                Some(LayerState::GatedDelta { history, .. }),
+            ) => history[self.index(copy)].clone(),
+            (
+                StateSlot::RecurrentState(_, copy),
+                Some(LayerState::GatedDelta { recurrent, .. }),
+            ) => recurrent[self.index(copy)].clone(),
+            (StateSlot::KeyCache(_), Some(LayerState::Attention { keys: memory, .. }))
+            | (StateSlot::ValueCache(_), Some(LayerState::Attention { values: memory, .. })) => {
+                self.cache_rows()
+                    .flat_map(|rows| match self.precision {
+                        Precision::F32 => memory[rows.start * 4..rows.end * 4]
+                            .chunks_exact(4)
+                            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                            .collect::<Vec<_>>(),
+                        Precision::Bf16 => memory[rows.start * 2..rows.end * 2]
+                            .chunks_exact(2)
+                            .map(|b| bf16_to_f32(u16::from_le_bytes([b[0], b[1]])))
+                            .collect(),
+                    })
+                    .collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn write(&mut self, slot: StateSlot, values: &[f32]) -> Result<(), DeviceError> {
+        let expected = self.read(slot).len();
+        if values.len() != expected {
+            return Err(DeviceError::Launch(format!(
+                "{} values for {slot:?}, which has {expected}",
+                values.len()
+            )));
+        }
+        let rows: Vec<_> = self.cache_rows().collect();
+        let (precision, live) = (self.precision, self.index(StateCopy::Live));
+        let next = 1 - live;
+        let copy_index = |copy| if copy == StateCopy::Live { live } else { next };
+        match (slot, self.layer_mut(slot)) {
+            (
+                StateSlot::ConvolutionHistory(_, copy),
+                Some(LayerState::GatedDelta { history, .. }),
+            ) => {
+                history[copy_index(copy)].copy_from_slice(values);
+            }
+            (
+                StateSlot::RecurrentState(_, copy),
+                Some(LayerState::GatedDelta { recurrent, .. }),
+            ) => {
+                recurrent[copy_index(copy)].copy_from_slice(values);
+            }
+            (StateSlot::KeyCache(_), Some(LayerState::Attention { keys: memory, .. }))
+            | (StateSlot::ValueCache(_), Some(LayerState::Attention { values: memory, .. })) => {
+                for (&value, at) in values.iter().zip(rows.into_iter().flatten()) {
+                    match precision {
+                        Precision::F32 => {
+                            memory[at * 4..][..4].copy_from_slice(&value.to_le_bytes())
+                        }
+                        Precision::Bf16 => {
+                            memory[at * 2..][..2]
+                                .copy_from_slice(&f32_to_bf16(value).to_le_bytes());
+                        }
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
@@ -306,4 +416,14 @@ impl<'a> CacheView<'a> {
 fn whole_elements<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(bytes: &mut [u8]) -> &mut [T] {
     let whole = bytes.len() / size_of::<T>() * size_of::<T>();
     bytemuck::cast_slice_mut(&mut bytes[..whole])
+}
+
+fn layer_of(slot: StateSlot) -> Option<u16> {
+    match slot {
+        StateSlot::Tokens | StateSlot::NextToken => None,
+        StateSlot::KeyCache(layer)
+        | StateSlot::ValueCache(layer)
+        | StateSlot::ConvolutionHistory(layer, _)
+        | StateSlot::RecurrentState(layer, _) => Some(layer),
+    }
 }

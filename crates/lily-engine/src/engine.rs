@@ -232,6 +232,7 @@ impl Engine {
         let launch = Launch {
             tokens,
             sessions: &mut [session.state.as_mut()],
+            preset: &[],
             token_limit: self.token_limit(),
             observer: None,
         };

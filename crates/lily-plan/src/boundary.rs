@@ -1,7 +1,8 @@
 //! The boundaries between stages that remain, folded by kind: what stands before what, and why.
 
+use crate::access::Access;
 use crate::operand::{Resource, StateSlot};
-use crate::operation::{Access, Operation};
+use crate::operation::Operation;
 use crate::plan::Plan;
 use serde::Serialize;
 use std::collections::BTreeSet;

@@ -1,7 +1,7 @@
 //! What a device offers: it executes plans over session states. The engine knows devices only by these
 //! traits.
 
-use crate::operand::ScratchId;
+use crate::operand::{ScratchId, StateSlot};
 use crate::plan::Plan;
 use std::any::Any;
 use std::sync::Arc;
@@ -51,6 +51,12 @@ pub trait SessionState: Any + Send {
     /// Takes back the last run, if it has not been taken back already and nothing ran since: the
     /// alternating copies still hold the state before it. Returns whether it could.
     fn step_back(&mut self) -> bool;
+    /// A slot as f32, for snapshots, tests and tools: the live copies [K−1, channels] and [Hv, Dv, Dk], a
+    /// cache as [Nkv, position(), D]. Empty for slots that are not kept between runs.
+    fn read(&self, slot: StateSlot) -> Vec<f32>;
+    /// Replaces a live copy, or the first positions of a cache ([Nkv, positions, D]) up to the present
+    /// position. The values must have the slot's shape.
+    fn write(&mut self, slot: StateSlot, values: &[f32]) -> Result<(), DeviceError>;
     /// Empties the state for another sequence.
     fn reset(&mut self);
     /// Memory in use, in bytes: fixed part and cache pages touched so far.
@@ -104,6 +110,9 @@ pub struct Launch<'a> {
     pub tokens: &'a [u32],
     /// Prefill: the one session the rows belong to. Decode: a session for each row.
     pub sessions: &'a mut [&'a mut dyn SessionState],
+    /// Values of scratch that no step writes, set before the first stage. For tests and tools; integers
+    /// are given as f32.
+    pub preset: &'a [(ScratchId, Vec<f32>)],
     /// Ids at and above this have no token and are never chosen on the device.
     pub token_limit: u32,
     /// Looks on.

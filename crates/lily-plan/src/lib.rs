@@ -1,7 +1,9 @@
 //! The forward pass as data: operations with contracts, plans, hazards and stages, fused operations
 //! with their meaning, routes, counting and pricing. Knows no device; works from a `config.json` alone.
 
+mod access;
 mod boundary;
+mod builder;
 mod cost;
 mod count;
 mod device;
@@ -18,7 +20,9 @@ pub mod route;
 mod stages;
 mod units;
 
+pub use access::Access;
 pub use boundary::{BoundaryKind, boundaries};
+pub use builder::PlanBuilder;
 pub use cost::{Machine, MemoryPlan, PRICE_BASIS, Price};
 pub use count::{Assumptions, Routing, Totals, Work};
 pub use device::{
@@ -26,7 +30,7 @@ pub use device::{
 };
 pub use model::ModelDescription;
 pub use operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec, StateCopy, StateSlot};
-pub use operation::{Access, Operation, Projection, WeightArithmetic};
+pub use operation::{Operation, Projection, WeightArithmetic};
 pub use placement::Placement;
 pub use plan::{Phase, Plan, PlanClass, PlanOutput, Step};
 pub use report::{

@@ -23,6 +23,7 @@ impl Placement {
     pub(crate) fn compute(plan: &Plan, element_bytes: impl Fn(ElementType) -> usize) -> Self {
         // First and last stage of each value.
         let mut lifetimes: Vec<Option<(usize, usize)>> = vec![None; plan.scratch.len()];
+        let mut written = vec![false; plan.scratch.len()];
         for (stage, steps) in plan.stages.iter().enumerate() {
             for &step in steps {
                 let access = plan.steps[step].operation.access();
@@ -32,13 +33,24 @@ impl Placement {
                         *last = stage;
                     }
                 }
+                for resource in &access.writes {
+                    if let Resource::Scratch(id) = resource {
+                        written[id.index()] = true;
+                    }
+                }
             }
         }
-        // The logits are read by the caller, after everything.
-        if let Some(id) = plan.logits
-            && let Some((_, last)) = &mut lifetimes[id.index()]
-        {
-            *last = usize::MAX;
+        for (lifetime, written) in lifetimes.iter_mut().zip(written) {
+            // What no step writes is given by the caller, before everything.
+            if let (Some((first, _)), false) = (lifetime, written) {
+                *first = 0;
+            }
+        }
+        for id in plan.outputs() {
+            // Read by the caller, after everything.
+            if let Some((_, last)) = &mut lifetimes[id.index()] {
+                *last = usize::MAX;
+            }
         }
 
         let sizes: Vec<usize> = plan

@@ -100,6 +100,8 @@ pub struct Plan {
     pub scratch: Vec<ScratchSpec>,
     /// The value that holds the logits, where the class wants them.
     pub logits: Option<ScratchId>,
+    /// Further values that the caller reads when the plan has run.
+    pub kept: Vec<ScratchId>,
     /// Step numbers by stage: the steps of a stage do not depend on one another, and every step comes
     /// in the earliest stage its hazards allow.
     pub stages: Vec<Vec<usize>>,
@@ -113,18 +115,27 @@ impl Plan {
         steps: Vec<Step>,
         scratch: ScratchTable,
         logits: Option<ScratchId>,
+        kept: Vec<ScratchId>,
     ) -> Self {
+        let scratch = scratch.specs;
+        let stages = Vec::new();
         let mut plan = Plan {
             class,
             model,
             steps,
-            scratch: scratch.specs,
+            scratch,
             logits,
-            stages: Vec::new(),
+            kept,
+            stages,
         };
         plan.remove_dead_steps();
         plan.stages = stages::levels(&plan.steps);
         plan
+    }
+
+    /// The values that the caller reads when the plan has run.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = ScratchId> + '_ {
+        self.logits.into_iter().chain(self.kept.iter().copied())
     }
 
     /// The same plan with every fused operation replaced by the sequence it stands for.
@@ -151,7 +162,8 @@ impl Plan {
                 steps.push(step.clone());
             }
         }
-        Plan::finish(self.class, self.model.clone(), steps, table, self.logits)
+        let (logits, kept) = (self.logits, self.kept.clone());
+        Plan::finish(self.class, self.model.clone(), steps, table, logits, kept)
     }
 
     /// One step's own small plan, unfused: the reference of a fused operation. Its scratch values keep
@@ -175,6 +187,7 @@ impl Plan {
             steps,
             scratch: table.specs,
             logits: self.logits,
+            kept: self.kept.clone(),
             stages,
         }
     }
@@ -206,7 +219,7 @@ impl Plan {
     /// Removes steps that write neither state nor anything a later step or the caller reads (the rest
     /// of the last layer where only the state is wanted).
     fn remove_dead_steps(&mut self) {
-        let mut wanted: HashSet<ScratchId> = self.logits.into_iter().collect();
+        let mut wanted: HashSet<ScratchId> = self.outputs().collect();
         let mut kept = Vec::with_capacity(self.steps.len());
         for step in std::mem::take(&mut self.steps).into_iter().rev() {
             let access = step.operation.access();

@@ -1,10 +1,10 @@
 //! Recording: the forward pass of docs/model.md, section 5, written down once for each phase.
 
-use crate::expand::ScratchTable;
+use crate::builder::PlanBuilder;
 use crate::model::ModelDescription;
 use crate::operand::{ElementType, Precision, ScratchId};
 use crate::operation::{Operation, Projection, WeightArithmetic};
-use crate::plan::{Phase, Plan, PlanClass, PlanOutput, Step};
+use crate::plan::{Phase, Plan, PlanClass, PlanOutput};
 use crate::route;
 use lily_checkpoint::{LayerKind, WeightId, WeightRole};
 use std::sync::Arc;
@@ -13,27 +13,20 @@ impl Plan {
     /// Records the forward pass of `model` for `class`, fused.
     pub fn record(model: &Arc<ModelDescription>, class: PlanClass) -> Plan {
         let mut recorder = Recorder {
-            model: model.clone(),
-            class,
             arithmetic: match (class.phase, class.precision) {
                 (Phase::Prefill, Precision::Bf16) => WeightArithmetic::RoundedToBf16,
                 _ => WeightArithmetic::Exact,
             },
-            scratch: ScratchTable::default(),
-            steps: Vec::new(),
+            builder: PlanBuilder::new(model, class),
         };
         let logits = recorder.forward();
-        let Recorder { scratch, steps, .. } = recorder;
-        Plan::finish(class, model.clone(), steps, scratch, logits)
+        recorder.builder.finish(logits, Vec::new())
     }
 }
 
 struct Recorder {
-    model: Arc<ModelDescription>,
-    class: PlanClass,
+    builder: PlanBuilder,
     arithmetic: WeightArithmetic,
-    scratch: ScratchTable,
-    steps: Vec<Step>,
 }
 
 /// What the mixture of experts is made from: routing, and the shared expert's part.
@@ -50,25 +43,25 @@ impl Recorder {
         let output = self.stream("embedded");
         self.push(Operation::Embed { table, output });
         let mut residual = output;
-        for layer in 0..self.model.config.layers {
-            self.scratch.layer = Some(layer as u16);
-            residual = match self.model.config.layer_kind(layer) {
+        for layer in 0..self.builder.model.config.layers {
+            self.builder.set_layer(Some(layer));
+            residual = match self.builder.model.config.layer_kind(layer) {
                 LayerKind::GatedDelta => self.gated_delta(layer, residual),
                 LayerKind::Attention => self.attention(layer, residual),
             };
-            residual = match self.class.phase {
+            residual = match self.builder.class.phase {
                 Phase::Prefill => self.experts_prefill(layer, residual),
                 Phase::Decode => self.experts_decode(layer, residual),
             };
         }
-        self.scratch.layer = None;
+        self.builder.set_layer(None);
         self.head(residual)
     }
 
     fn gated_delta(&mut self, layer: usize, residual: ScratchId) -> ScratchId {
-        let config = self.model.config.clone();
+        let config = self.builder.model.config.clone();
         let weight = |role| WeightId::in_layer(layer, role);
-        let rows = self.class.rows;
+        let rows = self.builder.class.rows;
         let mixed = self.activation("qkv", rows, config.conv_channels());
         let gate = self.activation("z", rows, config.linear_value_width());
         let b = self.float("b", rows, config.linear_value_heads);
@@ -96,17 +89,18 @@ impl Recorder {
             norm: weight(WeightRole::DeltaNorm),
             output,
         };
-        match self.class.phase {
+        match self.builder.class.phase {
             Phase::Decode => self.push(step),
             // Over many rows the parts want shapes of their own, and what passes between them through
             // memory is rounded like every activation.
             Phase::Prefill => {
-                for mut part in step.expand(&self.model.clone(), &mut self.scratch) {
+                for mut part in step.expand(&self.builder.model.clone(), &mut self.builder.scratch)
+                {
                     if let Operation::Convolve { output, .. }
                     | Operation::DeltaScan { output, .. } = &mut part
                     {
-                        let element = self.class.precision.activation();
-                        self.scratch.specs[output.index()].element = element;
+                        let element = self.builder.class.precision.activation();
+                        self.builder.scratch.specs[output.index()].element = element;
                     }
                     self.push(part);
                 }
@@ -116,9 +110,9 @@ impl Recorder {
     }
 
     fn attention(&mut self, layer: usize, residual: ScratchId) -> ScratchId {
-        let config = self.model.config.clone();
+        let config = self.builder.model.config.clone();
         let weight = |role| WeightId::in_layer(layer, role);
-        let rows = self.class.rows;
+        let rows = self.builder.class.rows;
         let (wide, narrow) = (config.attention_width(), config.key_value_width());
         let query_gate = self.activation("query-gate", rows, 2 * wide);
         let keys = self.activation("keys", rows, narrow);
@@ -143,7 +137,7 @@ impl Recorder {
             queries,
         });
         let gated = self.activation("gated", rows, wide);
-        match self.class.phase {
+        match self.builder.class.phase {
             Phase::Prefill => {
                 let output = self.activation("attended", rows, wide);
                 self.push(Operation::Attention {
@@ -158,8 +152,8 @@ impl Recorder {
                 });
             }
             Phase::Decode => {
-                let block_length = route::attention_block_length(self.class.context);
-                let blocks = self.class.context.div_ceil(block_length);
+                let block_length = route::attention_block_length(self.builder.class.context);
+                let blocks = self.builder.class.context.div_ceil(block_length);
                 let columns = config.attention_heads * blocks * (config.head_dim + 2);
                 let partials = self.float("partials", rows, columns);
                 self.push(Operation::AttentionPartial {
@@ -181,9 +175,9 @@ impl Recorder {
 
     /// Router, shared expert's inner part and scalar gate, and the choice of experts.
     fn route(&mut self, layer: usize, input: ScratchId, norm: Option<WeightId>) -> Routed {
-        let config = self.model.config.clone();
+        let config = self.builder.model.config.clone();
         let weight = |role| WeightId::in_layer(layer, role);
-        let rows = self.class.rows;
+        let rows = self.builder.class.rows;
         let logits = self.float("router-logits", rows, config.experts);
         let shared_gate = self.float("shared-gate", rows, 1);
         let shared = self.activation("shared-inner", rows, config.shared_intermediate);
@@ -202,7 +196,7 @@ impl Recorder {
             projections,
             arithmetic: self.arithmetic,
         });
-        let ids = self.scratch.add(
+        let ids = self.builder.scratch(
             "expert-ids",
             rows,
             config.experts_per_token,
@@ -223,7 +217,7 @@ impl Recorder {
     }
 
     fn experts_decode(&mut self, layer: usize, residual: ScratchId) -> ScratchId {
-        let config = self.model.config.clone();
+        let config = self.builder.model.config.clone();
         let weight = |role| WeightId::in_layer(layer, role);
         let norm = Some(weight(WeightRole::PostNorm));
         let Routed {
@@ -232,7 +226,7 @@ impl Recorder {
             shared,
             shared_gate,
         } = self.route(layer, residual, norm);
-        let pairs = self.class.rows * config.experts_per_token;
+        let pairs = self.builder.class.rows * config.experts_per_token;
         let activated = self.activation("expert-inner", pairs, config.expert_intermediate);
         self.push(Operation::ExpertInput {
             input: residual,
@@ -260,9 +254,9 @@ impl Recorder {
     }
 
     fn experts_prefill(&mut self, layer: usize, residual: ScratchId) -> ScratchId {
-        let config = self.model.config.clone();
+        let config = self.builder.model.config.clone();
         let weight = |role| WeightId::in_layer(layer, role);
-        let rows = self.class.rows;
+        let rows = self.builder.class.rows;
         let normed = self.norm(residual, weight(WeightRole::PostNorm));
         let Routed {
             ids,
@@ -272,8 +266,8 @@ impl Recorder {
         } = self.route(layer, normed, None);
         let pairs = rows * config.experts_per_token;
         let grouping =
-            self.scratch
-                .add("grouping", 1, config.experts + 1 + pairs, ElementType::U32);
+            self.builder
+                .scratch("grouping", 1, config.experts + 1 + pairs, ElementType::U32);
         self.push(Operation::GroupExperts { ids, grouping });
         let activated = self.activation("expert-inner", pairs, config.expert_intermediate);
         self.push(Operation::ExpertInput {
@@ -315,10 +309,10 @@ impl Recorder {
     }
 
     fn head(&mut self, residual: ScratchId) -> Option<ScratchId> {
-        let config = self.model.config.clone();
-        let (input, rows) = match self.class.output {
+        let config = self.builder.model.config.clone();
+        let (input, rows) = match self.builder.class.output {
             PlanOutput::State => return None,
-            PlanOutput::LastLogits if self.class.rows > 1 => {
+            PlanOutput::LastLogits if self.builder.class.rows > 1 => {
                 let output = self.float("last-row", 1, config.hidden_size);
                 self.push(Operation::SelectLastRow {
                     input: residual,
@@ -326,7 +320,7 @@ impl Recorder {
                 });
                 (output, 1)
             }
-            _ => (residual, self.class.rows),
+            _ => (residual, self.builder.class.rows),
         };
         let logits = self.float("logits", rows, config.vocab_size);
         // A few rows: the head reads its 4-bit rows once, whatever the phase, and exactly.
@@ -338,10 +332,10 @@ impl Recorder {
         self.push(Operation::Projections {
             input,
             norm: Some(WeightId::global(WeightRole::FinalNorm)),
-            projections: vec![linear(self.model.head(), logits)],
+            projections: vec![linear(self.builder.model.head(), logits)],
             arithmetic,
         });
-        if self.class.output == PlanOutput::Token {
+        if self.builder.class.output == PlanOutput::Token {
             self.push(Operation::ArgMax { logits });
         }
         Some(logits)
@@ -351,7 +345,7 @@ impl Recorder {
     /// of the product would repeat it.
     fn norm_and_project(&mut self, input: ScratchId, norm: WeightId, projections: Vec<Projection>) {
         let arithmetic = self.arithmetic;
-        let (input, norm) = match self.class.phase {
+        let (input, norm) = match self.builder.class.phase {
             Phase::Decode => (input, Some(norm)),
             Phase::Prefill => (self.norm(input, norm), None),
         };
@@ -364,7 +358,11 @@ impl Recorder {
     }
 
     fn norm(&mut self, input: ScratchId, weight: WeightId) -> ScratchId {
-        let output = self.activation("normed", self.class.rows, self.model.config.hidden_size);
+        let output = self.activation(
+            "normed",
+            self.builder.class.rows,
+            self.builder.model.config.hidden_size,
+        );
         self.push(Operation::RmsNorm {
             input,
             weight,
@@ -393,23 +391,28 @@ impl Recorder {
 
     /// A value of the residual stream: [R, H], f32 at every precision.
     fn stream(&mut self, name: &'static str) -> ScratchId {
-        self.float(name, self.class.rows, self.model.config.hidden_size)
+        self.float(
+            name,
+            self.builder.class.rows,
+            self.builder.model.config.hidden_size,
+        )
     }
 
     fn activation(&mut self, name: &'static str, rows: usize, columns: usize) -> ScratchId {
-        self.scratch
-            .add(name, rows, columns, self.class.precision.activation())
+        self.builder.scratch(
+            name,
+            rows,
+            columns,
+            self.builder.class.precision.activation(),
+        )
     }
 
     fn float(&mut self, name: &'static str, rows: usize, columns: usize) -> ScratchId {
-        self.scratch.add(name, rows, columns, ElementType::F32)
+        self.builder.scratch(name, rows, columns, ElementType::F32)
     }
 
     fn push(&mut self, operation: Operation) {
-        self.steps.push(Step {
-            operation,
-            layer: self.scratch.layer,
-        });
+        self.builder.push(operation);
     }
 }
 

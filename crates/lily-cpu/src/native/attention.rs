@@ -23,6 +23,14 @@ struct Running<'b> {
     weight: &'b mut [f32],
 }
 
+/// The keys (and values) that queries attend to: some positions of one KV head of a row's session.
+struct Keys<'b> {
+    layer: u16,
+    row: Row<'b>,
+    group: usize,
+    positions: Range<usize>,
+}
+
 /// Rotary factors of one position.
 struct Rotation {
     factors: Vec<(f32, f32)>,
@@ -155,17 +163,14 @@ impl<'a> Native<'a> {
         })
     }
 
-    /// Attends over `positions` of one KV head. Query `i` sees positions up to `limits[i]`.
-    fn attend(
-        self,
-        layer: u16,
-        row: Row<'_>,
-        group: usize,
-        queries: &[f32],
-        limits: &[usize],
-        positions: Range<usize>,
-        running: Running<'_>,
-    ) {
+    /// Attends over some positions of one KV head. Query `i` sees positions up to `limits[i]`.
+    fn attend(self, keys: Keys<'_>, queries: &[f32], limits: &[usize], running: Running<'_>) {
+        let Keys {
+            layer,
+            row,
+            group,
+            positions,
+        } = keys;
         let width = self.context.config.head_dim;
         let scale = 1.0 / (width as f32).sqrt();
         let [keys, values] = row.session.cache(layer);
@@ -252,7 +257,13 @@ impl<'a> Native<'a> {
                         weight,
                     };
                     let row = self.context.row(rows.start);
-                    self.attend(layer, row, group, gathered, &limits, 0..end, running);
+                    let keys = Keys {
+                        layer,
+                        row,
+                        group,
+                        positions: 0..end,
+                    };
+                    self.attend(keys, gathered, &limits, running);
                     for (index, sums) in sums.chunks_mut(width).enumerate() {
                         sums.iter_mut().for_each(|sum| *sum /= weight[index]);
                         let (row, head) = (rows.start + index / each, group * each + index % each);
@@ -299,7 +310,13 @@ impl<'a> Native<'a> {
                     weight,
                 };
                 let positions = block * block_length..end;
-                self.attend(layer, row, group, queries, &limits, positions, running);
+                let keys = Keys {
+                    layer,
+                    row,
+                    group,
+                    positions,
+                };
+                self.attend(keys, queries, &limits, running);
                 for (index, sums) in sums.chunks(width).enumerate() {
                     let at = ((first + index) * blocks + block) * (width + 2);
                     // SAFETY: each item writes its own heads and block.

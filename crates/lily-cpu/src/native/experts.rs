@@ -27,7 +27,7 @@ impl<'a> Native<'a> {
             // SAFETY: each item writes its own row.
             let ids = unsafe { ids.slice(row * choices, choices) };
             with_buffer(choices, |p| {
-                for choice in 0..choices {
+                for (choice, p) in p.iter_mut().enumerate() {
                     let (taken, rest) = ids.split_at_mut(choice);
                     let mut best: Option<usize> = None;
                     for (id, logit) in logits.iter().enumerate() {
@@ -39,7 +39,7 @@ impl<'a> Native<'a> {
                     }
                     let best = best.expect("no more choices than experts");
                     rest[0] = best as u32;
-                    p[choice] = (logits[best] - logits[ids[0] as usize]).exp();
+                    *p = (logits[best] - logits[ids[0] as usize]).exp();
                 }
                 let total: f32 = p.iter().sum();
                 p.iter_mut().for_each(|p| *p /= total);

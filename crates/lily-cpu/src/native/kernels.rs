@@ -134,7 +134,7 @@ unsafe fn dots<S: Simd, const M: usize, const N: usize>(
     w: [*const f32; N],
     k: usize,
 ) -> [[f32; N]; M] {
-    // SAFETY (all of the function): the pointers are good for `k` elements.
+    // SAFETY: the pointers are good for `k` elements, by the caller.
     unsafe {
         let mut sums = [[S::splat(0.0); N]; M];
         let mut at = 0;
@@ -267,7 +267,7 @@ unsafe fn add_weighted<S: Simd, const M: usize>(
     column: usize,
     sums: &mut [f32],
 ) {
-    // SAFETY (all of the function): the caller keeps rows and columns in bounds.
+    // SAFETY: the caller keeps rows and columns in bounds.
     unsafe {
         let p: [*const f32; M] = std::array::from_fn(|r| p.as_ptr().add((row + r) * length));
         let sums: [*mut f32; M] =

@@ -37,8 +37,8 @@ pub(super) fn group(context: &Context<'_>, ids: ScratchId, grouping: ScratchId) 
     let out = unsafe { context.output_u32(grouping).all() };
     let (offsets, pairs) = out.split_at_mut(experts + 1);
     let mut placed = 0;
-    for expert in 0..experts {
-        offsets[expert] = placed as u32;
+    for (expert, offset) in offsets[..experts].iter_mut().enumerate() {
+        *offset = placed as u32;
         for (pair, &id) in ids.iter().enumerate() {
             if id as usize == expert {
                 pairs[placed] = pair as u32;

@@ -113,6 +113,7 @@ impl Runner {
         let launch = Launch {
             tokens,
             sessions: &mut [self.session.as_mut()],
+            preset: &[],
             token_limit: u32::MAX,
             observer: None,
         };

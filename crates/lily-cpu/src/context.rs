@@ -38,6 +38,12 @@ impl ChosenTokens {
         unsafe { *self.0.get() = tokens };
     }
 
+    /// The tokens so far.
+    pub fn get(&self) -> Vec<u32> {
+        // SAFETY: called between steps, when nobody writes.
+        unsafe { (*self.0.get()).clone() }
+    }
+
     pub fn take(self) -> Vec<u32> {
         self.0.into_inner()
     }

@@ -225,6 +225,49 @@ impl Device for CpuDevice {
     }
 
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
+        let kernels = self.kernels;
+        self.run(plan, launch, |run, stage| match kernels {
+            Kernels::Native => run.native(stage),
+            Kernels::Reference => {
+                stage
+                    .iter()
+                    .for_each(|&step| reference::run_step(run.context, step));
+            }
+        })
+    }
+}
+
+/// A run of a plan between two stages.
+pub(crate) struct Run<'a> {
+    pub context: &'a Context<'a>,
+    pool: &'a rayon::ThreadPool,
+    set: InstructionSet,
+}
+
+impl Run<'_> {
+    /// Runs steps that do not depend on one another with the native kernels.
+    pub fn native(&self, steps: &[usize]) {
+        let native = Native {
+            context: self.context,
+            set: self.set,
+        };
+        let operation = |&step: &usize| &self.context.plan.steps[step].operation;
+        let work: Vec<_> = steps
+            .iter()
+            .map(|step| native.prepare(operation(step)))
+            .collect();
+        run_work(self.pool, &work);
+    }
+}
+
+impl CpuDevice {
+    /// Sets a launch up, has `run_stage` run each stage, and commits the sessions.
+    pub(crate) fn run(
+        &mut self,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+        mut run_stage: impl FnMut(&Run<'_>, &[usize]),
+    ) -> Result<Outcome, DeviceError> {
         let Launch {
             tokens,
             sessions,
@@ -252,25 +295,13 @@ impl Device for CpuDevice {
         for (id, values) in preset {
             context.preset(*id, values)?;
         }
+        let run = Run {
+            context: &context,
+            pool: &self.pool,
+            set: self.set,
+        };
         for stage in &plan.stages {
-            match self.kernels {
-                Kernels::Native => {
-                    let native = Native {
-                        context: &context,
-                        set: self.set,
-                    };
-                    let work: Vec<Work<'_>> = stage
-                        .iter()
-                        .map(|&step| native.prepare(&plan.steps[step].operation))
-                        .collect();
-                    run_stage(&self.pool, &work);
-                }
-                Kernels::Reference => {
-                    for &step in stage {
-                        reference::run_step(&context, step);
-                    }
-                }
-            }
+            run_stage(&run, stage);
             if let Some(observer) = &mut observer {
                 for &step in stage {
                     observer.after_step(step, &|id| context.observe(id));
@@ -288,7 +319,7 @@ impl Device for CpuDevice {
 }
 
 /// Runs the items of a stage's steps on all cores and waits for them.
-pub(crate) fn run_stage(pool: &rayon::ThreadPool, work: &[Work<'_>]) {
+fn run_work(pool: &rayon::ThreadPool, work: &[Work<'_>]) {
     let items: usize = work.iter().map(|work| work.items).sum();
     let run = |mut item: usize| {
         for work in work {

@@ -2,6 +2,7 @@
 //! file; and the reference, every operation as plain loops, which is the oracle of every device.
 
 mod arena;
+mod check;
 mod context;
 mod device;
 mod native;
@@ -9,5 +10,6 @@ mod reference;
 mod state;
 mod weights;
 
+pub use check::StepDifference;
 pub use device::{CpuDevice, CpuOptions, Kernels};
 pub use native::measure_bandwidth;

@@ -5,7 +5,10 @@
 
 mod attention;
 mod experts;
+mod magnitude;
 mod mixing;
+
+pub(crate) use magnitude::product_magnitudes;
 
 use crate::arena::{Arena, ELEMENT_BYTES};
 use crate::context::{Context, round_to};

@@ -1,2 +1,40 @@
-//! The `lily` command.
-fn main() {}
+//! The `lily` command: runs, plans, inspects, measures and verifies models.
+
+mod answer;
+mod args;
+mod bench;
+mod console;
+mod failure;
+mod format;
+mod inspect;
+mod machine;
+mod model;
+mod plan;
+mod prompt;
+mod run;
+mod verify;
+
+use args::{Arguments, Command};
+use clap::Parser;
+use std::io::Write;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let model = arguments.model.as_deref();
+    let result = match &arguments.command {
+        Command::Run(run) => run::run(model, run),
+        Command::Plan(plan) => plan::plan(model, plan),
+        Command::Inspect(inspect) => inspect::inspect(model, inspect),
+        Command::Bench(bench) => bench::bench(model, bench),
+        Command::Verify(verify) => verify::verify(model, verify),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // A closed standard error is no reason to panic.
+            let _ = std::io::stderr().write_all(failure.to_text().as_bytes());
+            failure.exit_code()
+        }
+    }
+}

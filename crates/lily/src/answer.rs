@@ -1,0 +1,191 @@
+//! An answer as it comes: taken apart, shown, and kept for the report.
+
+use crate::console::Console;
+use crate::failure::Failure;
+use crate::prompt::Prompt;
+use lily_engine::{OutputEvent, OutputParser, ParsedOutput, TokenEvent, Tokenizer};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// A token's log-probability, and those of the likeliest tokens in its place.
+#[derive(Debug, Serialize)]
+pub struct TokenLogprob {
+    id: u32,
+    token: String,
+    logprob: f32,
+    top: Vec<Alternative>,
+}
+
+#[derive(Debug, Serialize)]
+struct Alternative {
+    id: u32,
+    token: String,
+    logprob: f32,
+}
+
+/// Takes an answer as it comes.
+pub struct Answer {
+    /// `None` where the answer is plain text.
+    parser: Option<OutputParser>,
+    events: Vec<OutputEvent>,
+    /// The open tool call: name and arguments so far.
+    call: Option<(String, String)>,
+    logprobs: Vec<TokenLogprob>,
+    streams: bool,
+    shows_reasoning: bool,
+    /// What the last character went to, and whether that ended a line.
+    last: Option<(Channel, bool)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Channel {
+    Reasoning,
+    Content,
+}
+
+impl Answer {
+    /// The answer to `prompt`. If it `streams`, it is shown as it comes, its reasoning too if that is
+    /// wanted.
+    pub fn new(prompt: &Prompt, streams: bool, shows_reasoning: bool) -> Self {
+        let parser = OutputParser::new(&prompt.text, &prompt.tools)
+            // Without tools, their markup is text like any other.
+            .with_tool_calls(!prompt.tools.is_empty());
+        Answer {
+            parser: (!prompt.raw).then_some(parser),
+            events: Vec::new(),
+            call: None,
+            logprobs: Vec::new(),
+            streams,
+            shows_reasoning,
+            last: None,
+        }
+    }
+
+    /// Takes a token with the text that became certain with it.
+    pub fn token(
+        &mut self,
+        console: &mut Console,
+        tokenizer: &Tokenizer,
+        token: &TokenEvent,
+    ) -> Result<(), Failure> {
+        if let Some(logprob) = token.logprob {
+            let name = |id: u32| tokenizer.decode(&[id]);
+            self.logprobs.push(TokenLogprob {
+                id: token.token,
+                token: name(token.token),
+                logprob,
+                top: token
+                    .alternatives
+                    .iter()
+                    .map(|&(id, logprob)| Alternative {
+                        id,
+                        token: name(id),
+                        logprob,
+                    })
+                    .collect(),
+            });
+        }
+        self.text(console, &token.text)
+    }
+
+    /// Takes text.
+    pub fn text(&mut self, console: &mut Console, text: &str) -> Result<(), Failure> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let events = match &mut self.parser {
+            Some(parser) => parser.push(text),
+            None => vec![OutputEvent::Content(text.to_string())],
+        };
+        self.take(console, events)
+    }
+
+    /// Ends the answer; `truncated` if the model did not end it itself.
+    pub fn finish(&mut self, console: &mut Console, truncated: bool) -> Result<(), Failure> {
+        if let Some(mut parser) = self.parser.take() {
+            let events = parser.finish(truncated);
+            self.take(console, events)?;
+        }
+        if !self.streams {
+            return Ok(());
+        }
+        match self.last {
+            Some((Channel::Reasoning, false)) => console.aside("\n"),
+            Some((Channel::Content, false)) => console.print("\n")?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The log-probabilities of the tokens so far.
+    pub fn logprobs(&self) -> &[TokenLogprob] {
+        &self.logprobs
+    }
+
+    /// The parts.
+    pub fn parsed(&self) -> ParsedOutput {
+        ParsedOutput::from_events(self.events.iter().cloned())
+    }
+
+    fn take(&mut self, console: &mut Console, events: Vec<OutputEvent>) -> Result<(), Failure> {
+        for event in &events {
+            self.show(console, event)?;
+        }
+        self.events.extend(events);
+        Ok(())
+    }
+
+    fn show(&mut self, console: &mut Console, event: &OutputEvent) -> Result<(), Failure> {
+        if !self.streams {
+            return Ok(());
+        }
+        match event {
+            OutputEvent::Reasoning(text) if self.shows_reasoning => {
+                console.aside(text);
+                self.went_to(Channel::Reasoning, text);
+            }
+            OutputEvent::Content(text) => self.content(console, text)?,
+            OutputEvent::ToolCallStarted { name, .. } => {
+                self.call = Some((name.clone(), String::new()));
+            }
+            OutputEvent::ToolCallArguments { json_fragment, .. } => {
+                if let Some((_, arguments)) = &mut self.call {
+                    arguments.push_str(json_fragment);
+                }
+            }
+            OutputEvent::ToolCallFinished { .. } => {
+                if let Some((name, arguments)) = self.call.take() {
+                    let arguments: Value = serde_json::from_str(&arguments).unwrap_or_default();
+                    let line = json!({"name": name, "arguments": arguments});
+                    self.line_of_its_own(console)?;
+                    self.content(console, &format!("{line}\n"))?;
+                }
+            }
+            OutputEvent::ToolCallTruncated { .. } => self.call = None,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, console: &mut Console, text: &str) -> Result<(), Failure> {
+        if let Some((Channel::Reasoning, ended)) = self.last {
+            // An empty line stands between, on the stream that the reasoning went to.
+            console.aside(if ended { "\n" } else { "\n\n" });
+        }
+        self.went_to(Channel::Content, text);
+        console.print(text)
+    }
+
+    fn line_of_its_own(&mut self, console: &mut Console) -> Result<(), Failure> {
+        match self.last {
+            Some((Channel::Content, false)) => console.print("\n"),
+            _ => Ok(()),
+        }
+    }
+
+    fn went_to(&mut self, channel: Channel, text: &str) {
+        if !text.is_empty() {
+            self.last = Some((channel, text.ends_with('\n')));
+        }
+    }
+}

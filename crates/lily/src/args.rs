@@ -1,0 +1,538 @@
+//! The command line's grammar.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use lily_engine::Precision;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    it worked
+  1    the request failed: refused, too little memory, a device at fault, a check missed
+  2    wrong usage or configuration: a bad flag, a missing file, a checkpoint that is not sound
+  130  interrupted";
+
+const EXAMPLES: &str = "\
+Examples:
+  lily run \"What is the capital of Norway?\"
+  lily run --model ~/models/Qwen3.6-35B-A3B-4bit \"Explain mixture-of-experts models\"
+  lily inspect ~/models/Qwen3.6-35B-A3B-4bit
+  lily plan path/to/config.json
+  lily bench --prefill 128,512 --decode 64
+  lily verify";
+
+/// An inference engine for Qwen3.5 and Qwen3.6 mixture-of-experts models.
+///
+/// Without --model, the small model that is part of this program answers: lily-tiny, with the same
+/// architecture. It knows a few hundred facts and is meant for trying things out.
+#[derive(Debug, Parser)]
+#[command(name = "lily", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
+#[command(arg_required_else_help = true, max_term_width = 100)]
+pub struct Arguments {
+    /// Directory of a checkpoint in MLX format [default: the model embedded in this program]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub model: Option<PathBuf>,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer a prompt
+    Run(Box<RunArguments>),
+    /// Show what one token and one prompt chunk cost, from a config.json alone
+    Plan(PlanArguments),
+    /// Show what a checkpoint is, what memory it takes and what speed to expect here
+    Inspect(InspectArguments),
+    /// Measure prefill and decode
+    Bench(BenchArguments),
+    /// Compare the model's predictions with recorded ones
+    Verify(VerifyArguments),
+}
+
+/// Where models can run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// The best of this build: cpu
+    Auto,
+    /// The processor, with vector instructions and all cores
+    Cpu,
+    /// The processor, with the plain loops that everything is compared with; very slow
+    Reference,
+    /// An Apple GPU; not in this build
+    Metal,
+    /// An NVIDIA GPU; not in this build
+    Cuda,
+    /// The GPU kernels, emulated on the processor; not in this build
+    Emulated,
+}
+
+/// Arithmetic, by its name on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PrecisionChoice {
+    /// Activations rounded to bfloat16, sums in f32
+    Bf16,
+    /// Everything in f32
+    F32,
+}
+
+impl From<PrecisionChoice> for Precision {
+    fn from(choice: PrecisionChoice) -> Self {
+        match choice {
+            PrecisionChoice::Bf16 => Precision::Bf16,
+            PrecisionChoice::F32 => Precision::F32,
+        }
+    }
+}
+
+/// How and where to run.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Device")]
+pub struct DeviceArguments {
+    /// Where to run; a device that is not there is an error, never replaced by another
+    #[arg(long, value_enum, default_value = "auto")]
+    pub device: DeviceChoice,
+    /// Arithmetic
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub precision: PrecisionChoice,
+    /// Threads of the processor [default: all cores]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Memory that sessions and working memory may take, such as 4GiB or 500MB [default: most of
+    /// what is free]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
+    /// Tokens of a prefill chunk [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub chunk: Option<usize>,
+}
+
+/// Arguments of `lily run`.
+#[derive(Debug, Args)]
+#[command(
+    about = "Answer a prompt",
+    long_about = "Answer a prompt. The answer's content goes to standard output as it is made, and nothing \
+                  else does; tool calls are one JSON object a line there. Reasoning goes to standard error, \
+                  if that is a terminal.",
+    after_help = format!("\
+Examples:
+  lily run \"What is the capital of Norway?\"
+  echo \"What is 17 + 25?\" | lily run --no-thinking
+  lily run --seed 7 --temperature 0.8 \"Tell me a story about a fox and a lantern.\"
+  lily run --json --logprobs 3 --greedy \"Hello!\"
+  lily run --tools tools.json \"Set a timer for 5 minutes.\"
+  lily run --raw --max-tokens 40 \"Once upon a time\"
+
+{EXIT_CODES}")
+)]
+pub struct RunArguments {
+    /// The prompt; standard input, less the newline at its end, if there is none or it is -
+    #[arg(value_name = "PROMPT")]
+    pub prompt: Vec<String>,
+    /// A system message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// A whole conversation: a JSON array of messages in OpenAI's form (- is standard input)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "system", "raw"])]
+    pub messages: Option<PathBuf>,
+    /// Tools the model may call: a JSON array in OpenAI's form
+    #[arg(long, value_name = "FILE", conflicts_with = "raw")]
+    pub tools: Option<PathBuf>,
+    /// Go on with the prompt as plain text, without the chat template; standard input is taken as it is
+    #[arg(long, conflicts_with_all = ["system", "no_thinking"])]
+    pub raw: bool,
+    /// Answer at once, without reasoning first
+    #[arg(long)]
+    pub no_thinking: bool,
+    /// Most tokens of the answer [default: 32768, or what fits the context and the memory]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub max_tokens: Option<usize>,
+    /// Longest prompt and answer together [default: what the model was made for]
+    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    pub context: Option<usize>,
+    /// Text that ends the answer and is not part of it, in the reasoning too; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// How tokens are chosen
+    #[command(flatten)]
+    pub sampling: SamplingArguments,
+    /// How and where to run
+    #[command(flatten)]
+    pub device: DeviceArguments,
+    /// What is printed
+    #[command(flatten)]
+    pub output: RunOutputArguments,
+}
+
+/// How `lily run` chooses tokens.
+#[derive(Debug, Args)]
+#[command(
+    next_help_heading = "Sampling (by default the checkpoint's own, from generation_config.json)"
+)]
+pub struct SamplingArguments {
+    /// Always the likeliest token
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "min_p"])]
+    pub greedy: bool,
+    /// Divides the logits: 0 is greedy, at most 100
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep this many of the likeliest tokens, or all
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
+    pub top_k: Option<TopK>,
+    /// Keep the likeliest tokens that make up this share, over 0 and up to 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep tokens at least this many times as likely as the likeliest, from 0 and below 1
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens seen in prompt or answer; 1 is none
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted from the logits of tokens the answer has, from -2 to 2
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Subtracted for each time the answer has the token, from -2 to 2
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// Added to one token's logit, from -100 to 100; may be repeated
+    #[arg(long, value_name = "ID=VALUE", value_parser = logit_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Makes the answer repeatable [default: a new one each time; --json and --verbose tell it]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Report log-probabilities, with N alternatives for each token (0 to 20)
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<u32>,
+}
+
+/// What `lily run` prints.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub struct RunOutputArguments {
+    /// One JSON object with everything, once the answer is complete
+    #[arg(long)]
+    pub json: bool,
+    /// The token ids of prompt and answer too
+    #[arg(long, requires = "json")]
+    pub ids: bool,
+    /// Whether reasoning is printed on standard error; auto: if that is a terminal
+    #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
+    pub reasoning: ReasoningChoice,
+    /// Tell device, kernels, sampling, token counts and speed on standard error
+    #[arg(long, short)]
+    pub verbose: bool,
+    /// Nothing on standard error but errors
+    #[arg(long, short, conflicts_with = "verbose")]
+    pub quiet: bool,
+}
+
+/// Whether reasoning is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReasoningChoice {
+    /// If standard error is a terminal
+    Auto,
+    /// Always
+    Show,
+    /// Never
+    Hide,
+}
+
+/// Arguments of `lily plan`.
+#[derive(Debug, Args)]
+#[command(
+    about = "Show what one token and one prompt chunk cost, from a config.json alone",
+    long_about = "Show the plan of one decoded token and of one prefill chunk: steps, stages, dispatches, \
+                  bytes and floating-point operations, fused and expanded, priced for named machines. Works \
+                  from a config.json alone. Prices are bounds by counting, never measurements; every \
+                  assumption is printed.",
+    after_help = format!("\
+Examples:
+  lily plan path/to/config.json
+  lily plan --context 32768 --chunk 1024 --machine m5-max path/to/config.json
+  lily plan --steps
+  lily plan --json path/to/config.json | jq .decode.fused.dispatches
+
+{EXIT_CODES}")
+)]
+pub struct PlanArguments {
+    /// A config.json, or a directory that has one [default: --model, or the embedded model's]
+    #[arg(value_name = "CONFIG_OR_DIRECTORY")]
+    pub config: Option<PathBuf>,
+    /// Tokens already in the cache
+    #[arg(long, value_name = "TOKENS", default_value = "0")]
+    pub context: usize,
+    /// Tokens of the prefill chunk [default: 512]
+    #[arg(long, visible_alias = "rows", value_name = "TOKENS", value_parser = positive)]
+    pub chunk: Option<usize>,
+    /// Arithmetic
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub precision: PrecisionChoice,
+    /// Price for this machine only; may be repeated
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub machine: Vec<MachineChoice>,
+    /// Threads of this processor, where it is priced [default: all cores]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// List every step with the shapes and formats of its operands
+    #[arg(long)]
+    pub steps: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Machines that plans are priced for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MachineChoice {
+    /// Apple M5 Max, 40-core GPU, from public figures
+    M5Max,
+    /// NVIDIA H200
+    H200,
+    /// This processor, its bandwidth measured just then
+    Cpu,
+}
+
+/// Arguments of `lily inspect`.
+#[derive(Debug, Args)]
+#[command(
+    about = "Show what a checkpoint is, what memory it takes and what speed to expect here",
+    long_about = "Show a checkpoint's files, tensors, formats and configuration, the memory that a model and \
+                  its sessions take, the longest context that fits, and the speed that counting allows here. \
+                  Reads headers only, whatever the size.",
+    after_help = format!("\
+Examples:
+  lily inspect
+  lily inspect ~/models/Qwen3.6-35B-A3B-4bit
+  lily inspect --json ~/models/Qwen3.6-35B-A3B-4bit | jq .memory
+
+{EXIT_CODES}")
+)]
+pub struct InspectArguments {
+    /// Directory of a checkpoint [default: --model, or the embedded model]
+    #[arg(value_name = "DIRECTORY")]
+    pub path: Option<PathBuf>,
+    /// Tokens in the cache, for the expected speed
+    #[arg(long, value_name = "TOKENS", default_value = "0")]
+    pub context: usize,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How and where it would run
+    #[command(flatten)]
+    pub device: DeviceArguments,
+}
+
+/// Arguments of `lily bench`.
+#[derive(Debug, Args)]
+#[command(
+    about = "Measure prefill and decode",
+    long_about = "Measure prefill and decode at given lengths: one warm-up, then repetitions of all cases in \
+                  alternating order; median, least and most. Prompts are synthetic and nothing is sampled: \
+                  decode goes on with the token the device itself chooses.",
+    after_help = format!("\
+Examples:
+  lily bench
+  lily bench --prefill 128,512,2048 --decode 64 --context 0,4096
+  lily bench --require-kernels AVX2 --json > bench.json
+
+{EXIT_CODES}")
+)]
+pub struct BenchArguments {
+    /// Prompt lengths to prefill
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "128,512"
+    )]
+    #[arg(value_parser = positive)]
+    pub prefill: Vec<usize>,
+    /// Tokens to decode
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "64"
+    )]
+    #[arg(value_parser = positive)]
+    pub decode: Vec<usize>,
+    /// Tokens already in the cache when the clock starts; each case runs at each of them
+    #[arg(
+        long,
+        value_name = "TOKENS",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    pub context: Vec<usize>,
+    /// How often each case is measured, after one warm-up
+    #[arg(long, value_name = "N", default_value = "5", value_parser = positive)]
+    pub repetitions: usize,
+    /// Fail unless the kernels that run have this in their name
+    #[arg(long, value_name = "TEXT")]
+    pub require_kernels: Option<String>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How and where to run
+    #[command(flatten)]
+    pub device: DeviceArguments,
+}
+
+/// Arguments of `lily verify`.
+#[derive(Debug, Args)]
+#[command(
+    about = "Compare the model's predictions with recorded ones",
+    long_about = "Read a recorded text token by token and compare what the model predicts at each position \
+                  with a recording of the same model in another engine: likeliest token, log-probability of \
+                  the true token, perplexity. Fails if a threshold is missed.",
+    after_help = format!("\
+A reference is a JSON object with input_ids, target_ids and a record such as
+  \"float32\": {{\"top1\": [...], \"target_logprobs\": [...], \"perplexity\": 1.909}}
+
+Examples:
+  lily verify
+  lily verify --precision f32 --json
+  lily verify --model DIRECTORY --reference recorded.json --max-perplexity-difference 0.02
+
+{EXIT_CODES}")
+)]
+pub struct VerifyArguments {
+    /// The recording [default: that of the embedded model, for the embedded model]
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Which record of it to compare with
+    #[arg(long, value_name = "NAME", default_value = "float32")]
+    pub record: String,
+    /// Most that the perplexities may differ [default: 0.015 for the embedded recording]
+    #[arg(long, value_name = "D")]
+    pub max_perplexity_difference: Option<f64>,
+    /// Fewest positions whose likeliest token agrees [default: 183 of 192 for the embedded recording]
+    #[arg(long, value_name = "N")]
+    pub min_top1: Option<usize>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// How and where to run
+    #[command(flatten)]
+    pub device: DeviceArguments,
+}
+
+/// How many of the likeliest tokens are kept: a number, or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopK(pub Option<u32>);
+
+impl FromStr for TopK {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "all" {
+            return Ok(TopK(None));
+        }
+        match text.parse() {
+            Ok(count) if count > 0 => Ok(TopK(Some(count))),
+            _ => Err("a whole number of at least 1 is needed, or all".into()),
+        }
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("a whole number of at least 1 is needed".into()),
+    }
+}
+
+/// A number of bytes: `4GiB`, `500MB`, `1.5g`, `1048576`.
+fn bytes(text: &str) -> Result<u64, String> {
+    let digits = text
+        .find(|character: char| !character.is_ascii_digit() && character != '.')
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => {
+            return Err(format!(
+                "the unit {unit:?} is none of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
+            ));
+        }
+    };
+    let number: f64 = number
+        .parse()
+        .map_err(|_| "a number of bytes is needed, such as 4GiB or 500MB".to_string())?;
+    let count = number * scale as f64;
+    // Above 2^63 the number is no amount of memory, and rounding would say nonsense.
+    if !(1.0..9.2e18).contains(&count) {
+        return Err("at least 1 byte and less than 8 EiB are needed".into());
+    }
+    Ok(count as u64)
+}
+
+fn logit_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text
+        .split_once('=')
+        .and_then(|(token, value)| Some((token.trim().parse().ok()?, value.trim().parse().ok()?)));
+    parsed.ok_or_else(|| "a token id and a number are needed, such as 4057=-100".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn bytes_are_read_with_their_units() {
+        for (text, expected) in [
+            ("4GiB", 4 << 30),
+            ("4g", 4 << 30),
+            ("500MB", 500_000_000),
+            ("1.5k", 1536),
+            ("123", 123),
+            ("2 MiB", 2 << 20),
+        ] {
+            assert_eq!(bytes(text), Ok(expected), "{text}");
+        }
+        for text in [
+            "",
+            "GiB",
+            "4XB",
+            "-1",
+            "0",
+            "1e3",
+            "9999999999TiB",
+            "1.2.3",
+            "٣",
+        ] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn biases_are_pairs() {
+        assert_eq!(logit_bias("5=-1.5"), Ok((5, -1.5)));
+        for text in ["5", "5=", "=1", "-5=1", "a=1"] {
+            assert!(logit_bias(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn top_k_is_a_number_or_all() {
+        assert_eq!("all".parse(), Ok(TopK(None)));
+        assert_eq!("20".parse(), Ok(TopK(Some(20))));
+        assert!("0".parse::<TopK>().is_err());
+    }
+}

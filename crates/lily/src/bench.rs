@@ -1,0 +1,329 @@
+//! `lily bench`: prefill and decode against the clock.
+
+use crate::args::BenchArguments;
+use crate::console::{Console, ProgressLine};
+use crate::failure::Failure;
+use crate::format::{counted, pairs, rate, table};
+use crate::model::{ModelName, Opened, chunk_of, on, open};
+use lily_engine::{DeviceDescription, Engine, PlanOutput, Session};
+use lily_plan::Assumptions;
+use serde::Serialize;
+use std::path::Path;
+use std::time::Instant;
+
+/// Something to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    kind: Kind,
+    tokens: usize,
+    /// Tokens in the cache when the clock starts.
+    context: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Prefill,
+    Decode,
+}
+
+impl Case {
+    fn positions(self) -> usize {
+        self.context.saturating_add(self.tokens)
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    model: ModelName,
+    device: DeviceDescription,
+    precision: String,
+    prefill_chunk: usize,
+    repetitions: usize,
+    /// What is not measured, and how cases are ordered.
+    method: &'static str,
+    cases: Vec<CaseReport>,
+}
+
+const METHOD: &str = "one warm-up of each case, then repetitions in alternating order of the cases; synthetic \
+                      prompts; no text, no sampling: decode goes on with the token that the device chooses";
+
+#[derive(Serialize)]
+struct CaseReport {
+    kind: Kind,
+    tokens: usize,
+    context: usize,
+    /// Dispatches of one run of the plan: of a token, or of the first chunk.
+    dispatches: usize,
+    tokens_per_second: Spread,
+    /// Bytes that one token's plan counts, over the median time of a token; decode only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    counted_bytes_per_second: Option<f64>,
+    seconds: Vec<f64>,
+}
+
+/// Median, least and most.
+#[derive(Debug, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    fn of(values: &[f64]) -> Self {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median = if sorted.len().is_multiple_of(2) {
+            (sorted[middle - 1] + sorted[middle]) / 2.0
+        } else {
+            sorted[middle]
+        };
+        Spread {
+            median,
+            min: sorted[0],
+            max: sorted[sorted.len() - 1],
+        }
+    }
+}
+
+/// Runs the subcommand.
+pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Failure> {
+    let mut cases = Vec::new();
+    for &context in &arguments.context {
+        let of = |kind, tokens: &[usize]| -> Vec<Case> {
+            let case = |&tokens| Case {
+                kind,
+                tokens,
+                context,
+            };
+            tokens.iter().map(case).collect()
+        };
+        cases.extend(of(Kind::Prefill, &arguments.prefill));
+        cases.extend(of(Kind::Decode, &arguments.decode));
+    }
+    let longest = cases.iter().map(|case| case.positions()).max().unwrap_or(1);
+    let mut console = Console::new(false);
+    let mut opened = open(model, &arguments.device, Some(longest))?;
+    let device = opened.engine.device();
+    if let Some(wanted) = &arguments.require_kernels
+        && !device.kernels.contains(wanted.as_str())
+    {
+        return Err(Failure::request(format!(
+            "the kernels that run here are {:?}, not {wanted:?}",
+            device.kernels
+        ))
+        .help("nothing was measured; choose another --device or another --require-kernels"));
+    }
+    let seconds = measure(&mut opened.engine, &cases, arguments, &mut console)?;
+    let report = report(&mut opened, device, &cases, seconds, arguments);
+    if arguments.json {
+        console.print_json(&report)
+    } else {
+        console.print(&report.to_text())
+    }
+}
+
+/// Seconds of each repetition of each case.
+fn measure(
+    engine: &mut Engine,
+    cases: &[Case],
+    arguments: &BenchArguments,
+    console: &mut Console,
+) -> Result<Vec<Vec<f64>>, Failure> {
+    let mut progress = ProgressLine::new("measuring", "runs");
+    let total = cases.len() * (arguments.repetitions + 1);
+    let mut done = 0;
+    let mut seconds = vec![Vec::new(); cases.len()];
+    for round in 0..=arguments.repetitions {
+        for index in 0..cases.len() {
+            // There and back, so that a machine that warms up or slows down does so for all cases alike.
+            let index = if round % 2 == 0 {
+                index
+            } else {
+                cases.len() - 1 - index
+            };
+            let duration = run_once(engine, cases[index])?;
+            // The first round warms up.
+            if round > 0 {
+                seconds[index].push(duration);
+            }
+            done += 1;
+            progress.update(console, done, total);
+        }
+    }
+    progress.finish(console);
+    Ok(seconds)
+}
+
+fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
+    let mut session = engine.open_session(case.positions())?;
+    let vocabulary = engine.token_limit();
+    let tokens: Vec<u32> = (0..case.positions())
+        .map(|at| synthetic(at, vocabulary))
+        .collect();
+    prefill(
+        engine,
+        &mut session,
+        &tokens[..case.context],
+        PlanOutput::State,
+    )?;
+    let start = Instant::now();
+    match case.kind {
+        Kind::Prefill => {
+            prefill(
+                engine,
+                &mut session,
+                &tokens[case.context..],
+                PlanOutput::LastLogits,
+            )?;
+        }
+        Kind::Decode => {
+            let mut token = tokens[case.context];
+            for _ in 0..case.tokens {
+                let outcome = engine.decode(&mut session, token, PlanOutput::Token)?;
+                token = outcome.tokens.first().copied().unwrap_or(token);
+            }
+        }
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn prefill(
+    engine: &mut Engine,
+    session: &mut Session,
+    mut tokens: &[u32],
+    output: PlanOutput,
+) -> Result<(), Failure> {
+    while !tokens.is_empty() {
+        let (rows, _) = engine.prefill_chunk(session, tokens, output)?;
+        tokens = &tokens[rows..];
+    }
+    Ok(())
+}
+
+/// Token `at` of a synthetic prompt: Knuth's multiplicative hash spreads them over the vocabulary, so that
+/// the router sees all kinds.
+fn synthetic(at: usize, vocabulary: u32) -> u32 {
+    (at as u32).wrapping_mul(2_654_435_761) % vocabulary
+}
+
+fn report(
+    opened: &mut Opened,
+    device: DeviceDescription,
+    cases: &[Case],
+    seconds: Vec<Vec<f64>>,
+    arguments: &BenchArguments,
+) -> Report {
+    let chunk = chunk_of(&arguments.device);
+    let cases = cases
+        .iter()
+        .zip(seconds)
+        .map(|(case, seconds)| {
+            let rates: Vec<f64> = seconds
+                .iter()
+                .map(|time| case.tokens as f64 / time)
+                .collect();
+            let tokens_per_second = Spread::of(&rates);
+            let engine = &mut opened.engine;
+            let plan = match case.kind {
+                Kind::Prefill => {
+                    engine.prefill_plan(case.tokens.min(chunk), PlanOutput::LastLogits)
+                }
+                Kind::Decode => engine.decode_plan(case.context, PlanOutput::Token),
+            };
+            // The cache grows while decoding; its middle stands for the whole.
+            let assumptions = Assumptions::at_context(case.context + case.tokens / 2);
+            let totals = plan.totals(&assumptions);
+            CaseReport {
+                kind: case.kind,
+                tokens: case.tokens,
+                context: case.context,
+                dispatches: totals.dispatches,
+                counted_bytes_per_second: (case.kind == Kind::Decode)
+                    .then(|| totals.work.bytes() as f64 * tokens_per_second.median),
+                tokens_per_second,
+                seconds,
+            }
+        })
+        .collect();
+    Report {
+        model: opened.name.clone(),
+        device,
+        precision: opened.engine.options().precision.to_string(),
+        prefill_chunk: chunk,
+        repetitions: arguments.repetitions,
+        method: METHOD,
+        cases,
+    }
+}
+
+impl Report {
+    fn to_text(&self) -> String {
+        let mut text = pairs(&[
+            ("model", self.model.to_text()),
+            ("device", on(&self.device)),
+            ("precision", self.precision.clone()),
+            ("chunk", counted(self.prefill_chunk, "token")),
+            (
+                "measured",
+                format!("{} each; {METHOD}", counted(self.repetitions, "time")),
+            ),
+        ]);
+        let header = [
+            "",
+            "tokens",
+            "context",
+            "median tok/s",
+            "min",
+            "max",
+            "dispatches",
+            "counted",
+        ];
+        let mut rows = vec![header.map(String::from).to_vec()];
+        for case in &self.cases {
+            let kind = match case.kind {
+                Kind::Prefill => "prefill",
+                Kind::Decode => "decode",
+            };
+            let bytes = case
+                .counted_bytes_per_second
+                .map_or(String::new(), |bytes| format!("{} GB/s", rate(bytes / 1e9)));
+            rows.push(vec![
+                kind.into(),
+                case.tokens.to_string(),
+                case.context.to_string(),
+                rate(case.tokens_per_second.median),
+                rate(case.tokens_per_second.min),
+                rate(case.tokens_per_second.max),
+                case.dispatches.to_string(),
+                bytes,
+            ]);
+        }
+        text.push('\n');
+        text.push_str(&table(&rows));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_odd_and_even_counts() {
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]).median, 2.0);
+        let even = Spread::of(&[4.0, 1.0, 2.0, 3.0]);
+        assert_eq!((even.median, even.min, even.max), (2.5, 1.0, 4.0));
+    }
+
+    #[test]
+    fn synthetic_tokens_are_of_the_vocabulary_and_spread() {
+        let tokens: std::collections::HashSet<u32> =
+            (0..1_000).map(|at| synthetic(at, 4_088)).collect();
+        assert!(tokens.iter().all(|&token| token < 4_088));
+        assert!(tokens.len() > 800, "{}", tokens.len());
+    }
+}

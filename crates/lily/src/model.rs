@@ -1,0 +1,261 @@
+//! Opens a model and a device. The embedded model stands in where none is named.
+
+use crate::args::{DeviceArguments, DeviceChoice};
+use crate::failure::Failure;
+use crate::format::counted;
+use lily_checkpoint::{Checkpoint, DeclaredModel};
+use lily_cpu::{CpuDevice, CpuOptions, Kernels};
+use lily_engine::{DeviceDescription, Engine, EngineOptions, TextModel};
+use lily_plan::{Device, SessionBytes, route};
+use serde::Serialize;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The embedded model's name.
+const EMBEDDED_NAME: &str = "lily-tiny";
+
+macro_rules! embedded {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../models/lily-tiny/", $name))
+    };
+}
+
+/// The embedded model's configuration.
+pub const EMBEDDED_CONFIG: &str = include_str!("../../../models/lily-tiny/config.json");
+
+/// Predictions that other engines recorded of the embedded model.
+pub const EMBEDDED_REFERENCE: &str = include_str!("../../../models/lily-tiny/teacher_forced.json");
+
+const EMBEDDED_FILES: [(&str, &[u8]); 5] = [
+    ("model.safetensors", embedded!("model.safetensors")),
+    ("tokenizer.json", embedded!("tokenizer.json")),
+    ("tokenizer_config.json", embedded!("tokenizer_config.json")),
+    ("chat_template.jinja", embedded!("chat_template.jinja")),
+    (
+        "generation_config.json",
+        embedded!("generation_config.json"),
+    ),
+];
+
+/// Most that is read of a file named on the command line.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+
+/// Which model a report is about.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelName {
+    /// Its name: that of its directory.
+    pub name: String,
+    /// Where it comes from: a path, or `embedded`.
+    pub source: String,
+    /// A fingerprint of the checkpoint, the same wherever it lies.
+    pub identity: String,
+}
+
+impl ModelName {
+    /// Names a checkpoint opened from `path`.
+    pub fn new(path: Option<&Path>, checkpoint: &Checkpoint) -> Self {
+        let name = path.map(|path| {
+            // A path such as `.` has a name only once it is resolved.
+            let full = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+            full.file_name().map_or_else(
+                || path.display().to_string(),
+                |name| name.display().to_string(),
+            )
+        });
+        ModelName {
+            name: name.unwrap_or_else(|| EMBEDDED_NAME.into()),
+            source: path.map_or_else(|| "embedded".into(), |path| path.display().to_string()),
+            identity: checkpoint.identity(),
+        }
+    }
+
+    /// Name and source, for people.
+    pub fn to_text(&self) -> String {
+        format!("{} ({})", self.name, self.source)
+    }
+}
+
+/// The checkpoint at `path`, or the embedded one.
+pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint, Failure> {
+    let Some(path) = path else {
+        return Ok(Checkpoint::from_memory(EMBEDDED_CONFIG, &EMBEDDED_FILES)?);
+    };
+    if !path.is_dir() {
+        let (what, help) = if path.exists() {
+            (
+                "is not a directory",
+                "name the directory that holds config.json and the weights",
+            )
+        } else {
+            (
+                "does not exist",
+                "name the directory of a checkpoint in MLX format",
+            )
+        };
+        return Err(Failure::usage(format!("the model {} {what}", path.display())).help(help));
+    }
+    Ok(Checkpoint::open(path)?)
+}
+
+/// What a `config.json` says, or that of a directory, or the embedded one.
+pub fn declared_model(path: Option<&Path>) -> Result<DeclaredModel, Failure> {
+    Ok(match path {
+        Some(path) => DeclaredModel::read(path)?,
+        None => DeclaredModel::parse(EMBEDDED_CONFIG, "config.json of the embedded model")?,
+    })
+}
+
+/// The device asked for, or why there is none; never another one.
+pub fn open_device(
+    checkpoint: Arc<Checkpoint>,
+    arguments: &DeviceArguments,
+) -> Result<CpuDevice, Failure> {
+    let kernels = match arguments.device {
+        DeviceChoice::Auto | DeviceChoice::Cpu => Kernels::Native,
+        DeviceChoice::Reference => Kernels::Reference,
+        DeviceChoice::Metal => return Err(absent("metal")),
+        DeviceChoice::Cuda => return Err(absent("cuda")),
+        DeviceChoice::Emulated => return Err(absent("emulated")),
+    };
+    let options = CpuOptions {
+        kernels,
+        threads: arguments.threads,
+        ..CpuOptions::default()
+    };
+    CpuDevice::new(checkpoint, &options).map_err(|error| Failure::request_of(&error))
+}
+
+fn absent(device: &str) -> Failure {
+    Failure::usage(format!("the device {device} is not in this build"))
+        .help("this build has --device cpu and --device reference")
+}
+
+/// Tokens of a prefill chunk.
+pub fn chunk_of(arguments: &DeviceArguments) -> usize {
+    arguments.chunk.unwrap_or(route::PREFILL_CHUNK)
+}
+
+/// A model on a device, ready to run.
+pub struct Opened {
+    /// Runs it.
+    pub engine: Engine,
+    /// What it is.
+    pub name: ModelName,
+    session_bytes: SessionBytes,
+}
+
+impl Opened {
+    /// Most tokens that a session can hold in the memory that is left.
+    pub fn largest_session(&self) -> usize {
+        let memory = self.engine.memory();
+        let taken = memory.working + memory.sessions;
+        let free = memory.limit.saturating_sub(taken);
+        largest_session(self.session_bytes, free).min(self.engine.context())
+    }
+}
+
+/// Most tokens that a session of `free` bytes can hold.
+pub fn largest_session(bytes: SessionBytes, free: u64) -> usize {
+    let page = bytes.page_positions as u64 * bytes.each_position;
+    let pages = free.saturating_sub(bytes.fixed) / page.max(1);
+    usize::try_from(pages).map_or(usize::MAX, |pages| {
+        pages.saturating_mul(bytes.page_positions)
+    })
+}
+
+/// Opens the model at `path` (or the embedded one) on the device asked for. `context` is the longest
+/// sequence, if it is to be shorter than what the model was made for.
+pub fn open(
+    path: Option<&Path>,
+    arguments: &DeviceArguments,
+    context: Option<usize>,
+) -> Result<Opened, Failure> {
+    let checkpoint = Arc::new(open_checkpoint(path)?);
+    let name = ModelName::new(path, &checkpoint);
+    let longest = checkpoint.config().max_positions;
+    if let Some(context) = context.filter(|&context| context > longest) {
+        return Err(Failure::usage(format!(
+            "a context of {context} tokens: the model was made for {longest}"
+        ))
+        .help(format!("ask for at most {longest}")));
+    }
+    let device = open_device(checkpoint.clone(), arguments)?;
+    let text = Arc::new(TextModel::load(&checkpoint)?);
+    let model = device.model().clone();
+    let precision = arguments.precision.into();
+    let session_bytes = device.session_bytes(precision);
+    let options = EngineOptions {
+        precision,
+        prefill_chunk: chunk_of(arguments).min(longest),
+        context,
+        memory_limit: arguments.memory,
+        ..EngineOptions::default()
+    };
+    let engine = Engine::new(Box::new(device), model, text, options)?;
+    Ok(Opened {
+        engine,
+        name,
+        session_bytes,
+    })
+}
+
+/// Device, hardware and kernels, for people.
+pub fn on(device: &DeviceDescription) -> String {
+    format!(
+        "{} ({}), kernels {}, {}",
+        device.device,
+        device.hardware,
+        device.kernels,
+        counted(device.workers, "worker"),
+    )
+}
+
+/// The text of a file named on the command line; `-` is standard input.
+pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
+    let shown = path.display();
+    let read = |reader: &mut dyn Read| {
+        let mut bytes = Vec::new();
+        reader
+            .take(MAX_FILE_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map(|_| bytes)
+    };
+    let bytes = if path == Path::new("-") {
+        read(&mut std::io::stdin().lock())
+    } else {
+        std::fs::File::open(path).and_then(|mut file| read(&mut file))
+    }
+    .map_err(|error| Failure::usage(format!("{what} {shown} cannot be read")).because(&error))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        let limit = MAX_FILE_BYTES >> 20;
+        return Err(Failure::usage(format!(
+            "{what} {shown} has more than {limit} MiB"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        Failure::usage(format!("{what} {shown} is not UTF-8 text")).because(&error.utf8_error())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pages_are_what_fits() {
+        let bytes = SessionBytes {
+            fixed: 1_000,
+            each_position: 10,
+            page_positions: 16,
+        };
+        assert_eq!(largest_session(bytes, 0), 0);
+        assert_eq!(largest_session(bytes, 1_159), 0);
+        assert_eq!(largest_session(bytes, 1_160), 16);
+        assert_eq!(largest_session(bytes, 1_000 + 16_000), 1_600);
+        for positions in [1, 16, 17, 1_600] {
+            let fits = largest_session(bytes, bytes.for_positions(positions));
+            assert!(fits >= positions, "{positions}");
+        }
+    }
+}

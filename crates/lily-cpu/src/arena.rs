@@ -10,32 +10,35 @@ use std::marker::PhantomData;
 pub(crate) const ELEMENT_BYTES: usize = 4;
 
 /// Untyped memory in words. Which part of it belongs to whom at which time is the plan's placement.
-#[derive(Default)]
 pub(crate) struct Arena {
     words: Vec<UnsafeCell<u32>>,
+    fill: u32,
 }
 
 // SAFETY: the cells are only reached through `ScratchView`, whose users keep to the plan's hazards.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Grows to hold `bytes`; what is new is poisoned, so that a value read before it was written shows.
+    /// An empty arena. Memory that is new holds `fill`: NaN, so that a value read before it was written
+    /// shows, or what a test wants it to hold.
+    pub fn new(fill: f32) -> Self {
+        Arena {
+            words: Vec::new(),
+            fill: fill.to_bits(),
+        }
+    }
+
+    /// Grows to hold `bytes`.
     pub fn reserve(&mut self, bytes: usize) {
         let words = bytes.div_ceil(ELEMENT_BYTES);
         if self.words.len() < words {
-            self.words
-                .resize_with(words, || UnsafeCell::new(f32::NAN.to_bits()));
+            self.words.resize_with(words, || UnsafeCell::new(self.fill));
         }
     }
 
     /// Bytes held.
     pub fn bytes(&self) -> usize {
         self.words.len() * ELEMENT_BYTES
-    }
-
-    /// Fills everything with NaN.
-    pub fn poison(&mut self) {
-        self.words.fill_with(|| UnsafeCell::new(f32::NAN.to_bits()));
     }
 }
 

@@ -382,3 +382,93 @@ unsafe fn dequantise_in<S: Simd, const M: usize, const N: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(seed: u32, count: usize) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// Instruction sets with a fused multiply-add: they must not differ by a bit.
+    fn fused() -> Vec<InstructionSet> {
+        let mut sets = InstructionSet::available();
+        sets.retain(|&set| set != InstructionSet::Portable);
+        sets
+    }
+
+    /// Rows, columns and depths around the tiles of every instruction set: sums do not depend on how
+    /// many rows are computed together, nor on the instruction set.
+    #[test]
+    fn a_product_does_not_depend_on_its_company() {
+        for k in [1, 15, 16, 17, 32, 100] {
+            for n in 1..=9 {
+                let x = values(1, 11 * k);
+                let w = values(2, n * k);
+                let rows: Vec<u32> = vec![10, 0, 3, 3, 7, 1, 2, 9, 8];
+                for count in 1..=rows.len() {
+                    let run = |set: InstructionSet, rows: &[u32]| {
+                        let mut out = vec![f32::NAN; rows.len() * n];
+                        set.products(&x, rows, &w, k, &mut out);
+                        out
+                    };
+                    for set in InstructionSet::available() {
+                        let together = run(set, &rows[..count]);
+                        let alone: Vec<f32> = rows[..count]
+                            .iter()
+                            .flat_map(|&row| run(set, &[row]))
+                            .collect();
+                        assert_eq!(together, alone, "{set:?}, k {k}, n {n}, {count} rows");
+                        for (at, &found) in together.iter().enumerate() {
+                            let row = &x[rows[at / n] as usize * k..][..k];
+                            let exact: f64 = row
+                                .iter()
+                                .zip(&w[at % n * k..])
+                                .map(|(&a, &b)| f64::from(a) * f64::from(b))
+                                .sum();
+                            assert!((f64::from(found) - exact).abs() < 1e-5, "{set:?}");
+                        }
+                    }
+                    let results: Vec<_> = fused()
+                        .into_iter()
+                        .map(|set| run(set, &rows[..count]))
+                        .collect();
+                    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weighted_rows_are_sums_in_order() {
+        for width in [1, 15, 16, 33, 64] {
+            for count in 1..=9 {
+                for length in [0, 1, 5] {
+                    let p = values(3, count * length);
+                    let v = values(4, length * width);
+                    let start = values(5, count * width);
+                    for set in InstructionSet::available() {
+                        let mut sums = start.clone();
+                        set.weighted_rows(&p, &v, width, &mut sums);
+                        for (at, &sum) in sums.iter().enumerate() {
+                            let exact: f64 = (0..length)
+                                .map(|t| {
+                                    f64::from(p[at / width * length + t])
+                                        * f64::from(v[t * width + at % width])
+                                })
+                                .sum();
+                            let exact = exact + f64::from(start[at]);
+                            assert!((f64::from(sum) - exact).abs() < 1e-5, "{set:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -20,7 +20,7 @@ pub(crate) fn run_step(context: &Context<'_>, step: usize) {
     let mut placement = plan.place(|_| ELEMENT_BYTES);
     // The plan's own values stay where they are.
     placement.offsets[..context.plan.scratch.len()].fill(None);
-    let mut arena = Arena::default();
+    let mut arena = Arena::new(f32::NAN);
     arena.reserve(placement.arena_bytes);
     let scratch = context.scratch.extended(&plan, &arena, &placement);
     let context = Context {

@@ -1,0 +1,198 @@
+//! Sessions: several in one decode plan, taken back, one after the other, and what they cost.
+
+mod common;
+
+use common::{native, on, open};
+use lily_checkpoint::Checkpoint;
+use lily_cpu::{CpuDevice, CpuOptions};
+use lily_plan::{
+    Device, DeviceError, Launch, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState, route,
+};
+use lily_testing::{Synthetic, repository};
+use serde_json::json;
+use std::sync::Arc;
+
+fn tiny() -> Arc<Checkpoint> {
+    Arc::new(Checkpoint::open(&repository("models/lily-tiny")).unwrap())
+}
+
+fn tokens(seed: u32, count: u32) -> Vec<u32> {
+    (0..count)
+        .map(|i| (i + seed).wrapping_mul(2_654_435_761) % 4_000)
+        .collect()
+}
+
+/// Sessions of different lengths decoded together give the bytes that each gives alone.
+#[test]
+fn rows_of_several_sessions_decode_as_each_alone() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        for rows in route::DECODE_ROWS {
+            let lengths: Vec<u32> = (0..rows as u32).map(|i| 1 + 37 * i).collect();
+            let mut alone = Vec::new();
+            for &length in &lengths {
+                let mut runner = on(tiny(), precision, &native());
+                runner.prefill(&tokens(length, length), 64);
+                alone.push(runner.feed(&[7, 8, 9]));
+            }
+            let mut device = CpuDevice::new(tiny(), &native()).unwrap();
+            let mut sessions: Vec<Box<dyn SessionState>> = Vec::new();
+            for &length in &lengths {
+                let mut runner = on(tiny(), precision, &native());
+                runner.prefill(&tokens(length, length), 64);
+                sessions.push(runner.session);
+            }
+            let class = PlanClass {
+                phase: Phase::Decode,
+                precision,
+                rows,
+                context: 4_096,
+                output: PlanOutput::AllLogits,
+            };
+            let plan = Arc::new(Plan::record(device.model(), class));
+            let mut together = vec![Vec::new(); rows];
+            for token in [7, 8, 9] {
+                let mut bound: Vec<&mut dyn SessionState> = sessions
+                    .iter_mut()
+                    .map(|session| session.as_mut())
+                    .collect();
+                let launch = Launch {
+                    tokens: &vec![token; rows],
+                    sessions: &mut bound,
+                    preset: &[],
+                    token_limit: u32::MAX,
+                    observer: None,
+                };
+                let outcome = device.execute(&plan, launch).unwrap();
+                for (row, logits) in outcome.logits.chunks(4_096).enumerate() {
+                    together[row].extend_from_slice(logits);
+                }
+            }
+            assert!(alone == together, "{precision}, {rows} rows");
+        }
+    }
+}
+
+/// A row's value depends on that row and its past only: however the prompt is cut, the same bytes.
+#[test]
+fn in_f32_any_cut_of_a_prompt_gives_the_same_bytes() {
+    let prompt = tokens(1, 150);
+    let run = |chunk: usize, threads: usize| {
+        let options = CpuOptions {
+            threads: Some(threads),
+            ..native()
+        };
+        let mut runner = on(tiny(), Precision::F32, &options);
+        let logits = runner.prefill(&prompt, chunk);
+        (logits, runner.feed(&[5]))
+    };
+    let whole = run(512, 2);
+    for chunk in [1, 7, 64, 100] {
+        assert!(run(chunk, 2) == whole, "chunks of {chunk}");
+    }
+    assert!(run(512, 1) == whole, "one thread");
+}
+
+#[test]
+fn a_run_can_be_taken_back_once() {
+    let mut runner = on(tiny(), Precision::Bf16, &native());
+    assert!(!runner.session.step_back(), "nothing to take back");
+    runner.prefill(&tokens(3, 40), 64);
+    let first = runner.feed(&[11]);
+    assert_eq!(runner.session.position(), 41);
+    assert!(runner.session.step_back());
+    assert_eq!(runner.session.position(), 40);
+    assert!(
+        !runner.session.step_back(),
+        "only the last run can be taken back"
+    );
+    let other = runner.feed(&[12]);
+    assert!(first != other);
+    assert!(runner.session.step_back());
+    assert!(
+        runner.feed(&[11]) == first,
+        "as if the other token had never been"
+    );
+}
+
+#[test]
+fn nothing_of_one_session_reaches_another() {
+    let mut runner = on(tiny(), Precision::Bf16, &native());
+    let mut answer = |prompt: &[u32]| {
+        runner.session.reset();
+        runner.prefill(prompt, 64)
+    };
+    let (a, b) = (tokens(1, 90), tokens(2, 120));
+    let first = answer(&a);
+    assert!(answer(&b) != first);
+    assert!(answer(&a) == first);
+}
+
+#[test]
+fn a_launch_that_does_not_fit_is_refused_and_changes_nothing() {
+    let mut runner = on(tiny(), Precision::F32, &native());
+    runner.session = runner.device.new_session(Precision::F32, 10).unwrap();
+    runner.prefill(&tokens(1, 8), 64);
+    let plan = runner.plan(Phase::Prefill, 3, PlanOutput::AllLogits);
+    let mut refused = |plan: &Arc<Plan>, tokens: &[u32], session: &mut dyn SessionState| {
+        let launch = Launch {
+            tokens,
+            sessions: &mut [session],
+            preset: &[],
+            token_limit: u32::MAX,
+            observer: None,
+        };
+        match runner.device.execute(plan, launch) {
+            Err(DeviceError::Launch(reason)) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    let session = runner.session.as_mut();
+    assert!(refused(&plan, &[1, 2, 3], session).contains("made for 10"));
+    assert!(refused(&plan, &[1, 2], session).contains("3 rows"));
+    assert!(refused(&plan, &[1, 2, 4_096], session).contains("4096"));
+    assert_eq!(session.position(), 8);
+    let bf16 = PlanClass {
+        precision: Precision::Bf16,
+        ..plan.class
+    };
+    let plan = Arc::new(Plan::record(&plan.model, bf16));
+    assert!(refused(&plan, &[1, 2, 3], session).contains("a f32 session in a bf16 plan"));
+    assert_eq!(session.position(), 8);
+}
+
+/// What is budgeted is what is taken: the fixed part at once, the cache as it grows.
+#[test]
+fn session_bytes_follow_the_tokens() {
+    let runner = open(&repository("models/lily-tiny"), Precision::Bf16, &native());
+    let bytes = runner.device.session_bytes(Precision::Bf16);
+    // Two attention layers, keys and values, one head of 256, two bytes each.
+    assert_eq!(bytes.each_position, 2 * 2 * 256 * 2);
+    // Six delta layers, two copies: 3 rows of 1,024 channels and 4 states of 128 by 128, in f32.
+    assert_eq!(bytes.fixed, 6 * 2 * (3 * 1_024 + 4 * 128 * 128) * 4);
+    let mut runner = runner;
+    assert_eq!(runner.session.resident_bytes(), bytes.fixed);
+    runner.prefill(&tokens(1, 300), 512);
+    assert_eq!(runner.session.resident_bytes(), bytes.for_positions(300));
+    assert_eq!(
+        bytes.for_positions(300),
+        bytes.fixed + 512 * bytes.each_position
+    );
+}
+
+/// The address range of the longest context is reserved, not taken.
+#[test]
+fn a_session_for_the_longest_context_opens_at_once() {
+    let checkpoint = Synthetic::small(json!({})).open();
+    let device = CpuDevice::new(checkpoint, &native()).unwrap();
+    let started = std::time::Instant::now();
+    let sessions: Vec<_> = (0..8)
+        .map(|_| device.new_session(Precision::F32, 262_144).unwrap())
+        .collect();
+    assert!(started.elapsed().as_secs_f64() < 1.0);
+    let fixed = device.session_bytes(Precision::F32).fixed;
+    assert!(
+        sessions
+            .iter()
+            .all(|session| session.resident_bytes() == fixed)
+    );
+}

@@ -48,9 +48,8 @@ impl Placement {
         }
         for id in plan.outputs() {
             // Read by the caller, after everything.
-            if let Some((_, last)) = &mut lifetimes[id.index()] {
-                *last = usize::MAX;
-            }
+            let (_, last) = lifetimes[id.index()].get_or_insert((0, 0));
+            *last = usize::MAX;
         }
 
         let sizes: Vec<usize> = plan

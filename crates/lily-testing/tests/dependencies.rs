@@ -1,0 +1,74 @@
+//! Who may know whom. Arrows point down only: the plan knows no device, a device nothing of sessions, text
+//! or the command line, the engine no particular device.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Each crate of the workspace and the crates of the workspace that it may depend on.
+const ALLOWED: [(&str, &[&str]); 8] = [
+    ("lily-checkpoint", &[]),
+    ("lily-text", &[]),
+    ("lily-sampling", &[]),
+    ("lily-plan", &["lily-checkpoint"]),
+    ("lily-cpu", &["lily-checkpoint", "lily-plan"]),
+    (
+        "lily-engine",
+        &["lily-checkpoint", "lily-plan", "lily-sampling", "lily-text"],
+    ),
+    // The command line puts engine and device together.
+    (
+        "lily",
+        &[
+            "lily-checkpoint",
+            "lily-plan",
+            "lily-cpu",
+            "lily-engine",
+            "lily-text",
+        ],
+    ),
+    // For tests alone.
+    ("lily-testing", &["lily-checkpoint", "lily-plan"]),
+];
+
+#[test]
+fn dependencies_point_down() {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let allowed: BTreeMap<&str, BTreeSet<&str>> = ALLOWED
+        .iter()
+        .map(|(name, below)| (*name, below.iter().copied().collect()))
+        .collect();
+    let packages = metadata["packages"].as_array().expect("packages");
+    assert_eq!(
+        packages.len(),
+        ALLOWED.len(),
+        "a crate that this table does not know"
+    );
+    for package in packages {
+        let name = package["name"].as_str().expect("a name");
+        let below = allowed
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is not in the table"));
+        for dependency in package["dependencies"].as_array().expect("dependencies") {
+            let depends_on = dependency["name"].as_str().expect("a name");
+            // Tests may use more.
+            if dependency["kind"] == "dev" || !depends_on.starts_with("lily") {
+                continue;
+            }
+            assert!(
+                below.contains(depends_on),
+                "{name} may not depend on {depends_on}"
+            );
+        }
+    }
+}

@@ -98,14 +98,14 @@ pub struct DeviceArguments {
     #[arg(long, value_enum, default_value = "bf16")]
     pub precision: PrecisionChoice,
     /// Threads of the processor [default: all cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive_up_to::<1024>)]
     pub threads: Option<usize>,
     /// Memory that sessions and working memory may take, such as 4GiB or 500MB [default: most of
     /// what is free]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub memory: Option<u64>,
     /// Tokens of a prefill chunk [default: 512]
-    #[arg(long, value_name = "TOKENS", value_parser = positive)]
+    #[arg(long, value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
     pub chunk: Option<usize>,
 }
 
@@ -200,7 +200,7 @@ pub struct SamplingArguments {
     #[arg(long, value_name = "ID=VALUE", value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
     /// Makes the answer repeatable [default: a new one each time; --json and --verbose tell it]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Report log-probabilities, with N alternatives for each token (0 to 20)
     #[arg(long, value_name = "N", requires = "json")]
@@ -264,7 +264,7 @@ pub struct PlanArguments {
     #[arg(long, value_name = "TOKENS", default_value = "0")]
     pub context: usize,
     /// Tokens of the prefill chunk [default: 512]
-    #[arg(long, visible_alias = "rows", value_name = "TOKENS", value_parser = positive)]
+    #[arg(long, visible_alias = "rows", value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
     pub chunk: Option<usize>,
     /// Arithmetic
     #[arg(long, value_enum, default_value = "bf16")]
@@ -273,7 +273,7 @@ pub struct PlanArguments {
     #[arg(long, value_enum, value_name = "NAME")]
     pub machine: Vec<MachineChoice>,
     /// Threads of this processor, where it is priced [default: all cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive_up_to::<1024>)]
     pub threads: Option<usize>,
     /// List every step with the shapes and formats of its operands
     #[arg(long)]
@@ -367,7 +367,7 @@ pub struct BenchArguments {
     )]
     pub context: Vec<usize>,
     /// How often each case is measured, after one warm-up
-    #[arg(long, value_name = "N", default_value = "5", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = positive_up_to::<10_000>)]
     pub repetitions: usize,
     /// Fail unless the kernels that run have this in their name
     #[arg(long, value_name = "TEXT")]
@@ -441,6 +441,14 @@ fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
         _ => Err("a whole number of at least 1 is needed".into()),
+    }
+}
+
+/// A positive number that costs something for each one: beyond the bound it is a slip.
+fn positive_up_to<const MOST: usize>(text: &str) -> Result<usize, String> {
+    match positive(text) {
+        Ok(number) if number <= MOST => Ok(number),
+        _ => Err(format!("a whole number from 1 to {MOST} is needed")),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::args::BenchArguments;
 use crate::console::{Console, ProgressLine};
 use crate::failure::Failure;
 use crate::format::{counted, pairs, rate, table};
-use crate::model::{ModelName, Opened, chunk_of, on, open};
+use crate::model::{ModelName, Opened, on, open};
 use lily_engine::{DeviceDescription, Engine, PlanOutput, Session};
 use lily_plan::Assumptions;
 use serde::Serialize;
@@ -160,7 +160,8 @@ fn measure(
 
 fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
     let mut session = engine.open_session(case.positions())?;
-    let vocabulary = engine.token_limit();
+    // A tokenizer may be empty; a prompt is not.
+    let vocabulary = engine.token_limit().max(1);
     let tokens: Vec<u32> = (0..case.positions())
         .map(|at| synthetic(at, vocabulary))
         .collect();
@@ -217,7 +218,7 @@ fn report(
     seconds: Vec<Vec<f64>>,
     arguments: &BenchArguments,
 ) -> Report {
-    let chunk = chunk_of(&arguments.device);
+    let chunk = opened.engine.options().prefill_chunk;
     let cases = cases
         .iter()
         .zip(seconds)

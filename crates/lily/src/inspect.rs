@@ -111,6 +111,8 @@ struct Running {
     /// What the engine may take; unknown where the system does not tell.
     limit: Option<u64>,
     largest_context: Option<usize>,
+    /// The same where the weights are to stay in memory too.
+    largest_context_beside_weights: Option<usize>,
 }
 
 /// Prices on this processor.
@@ -152,13 +154,17 @@ impl Running {
             let free = device.available_memory()?;
             Some((free as f64 * USABLE) as u64)
         });
+        let largest = |taken: u64| {
+            let left = limit?.saturating_sub(taken);
+            Some(largest_session(session, left).min(longest))
+        };
         Running {
             device: device.describe(),
             session,
             working,
             limit,
-            largest_context: limit
-                .map(|limit| largest_session(session, limit.saturating_sub(working)).min(longest)),
+            largest_context: largest(working),
+            largest_context_beside_weights: largest(working + device.model().total_bytes()),
         }
     }
 }
@@ -456,6 +462,7 @@ impl Report {
                 "working_bytes": running.working,
                 "limit_bytes": running.limit,
                 "largest_context": running.largest_context,
+                "largest_context_beside_weights": running.largest_context_beside_weights,
             }),
             Err(_) => json!({"weight_bytes": summary.text.bytes}),
         };
@@ -503,17 +510,22 @@ impl Report {
 
 impl Running {
     fn longest_context(&self, longest: usize) -> String {
-        let (Some(largest), Some(limit)) = (self.largest_context, self.limit) else {
+        let (Some(largest), Some(beside), Some(limit)) = (
+            self.largest_context,
+            self.largest_context_beside_weights,
+            self.limit,
+        ) else {
             return "unknown: the system does not tell how much memory is free".into();
         };
         let limit = bytes(limit);
-        if largest == longest {
-            format!(
-                "{}, all that the model was made for, fits in {limit}",
-                counted(largest, "token")
-            )
+        let largest_text = counted(largest, "token");
+        if beside == longest {
+            format!("{largest_text}, all that the model was made for, in {limit}")
         } else {
-            format!("{} fit in {limit}", counted(largest, "token"))
+            format!(
+                "{largest_text} in {limit}; {} if the weights are to stay in memory too",
+                counted(beside, "token")
+            )
         }
     }
 }

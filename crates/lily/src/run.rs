@@ -80,6 +80,13 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     if arguments.output.json {
         console.print_json(&report)?;
     }
+    if report.is_all_reasoning() && !arguments.output.json {
+        console.note(&format!(
+            "lily: the answer's {} went to reasoning and it has no content yet: raise --max-tokens, or \
+             answer at once with --no-thinking",
+            counted(report.completion_tokens, "token")
+        ));
+    }
     if arguments.output.verbose {
         for line in report.summary() {
             console.note(&format!("lily: {line}"));
@@ -331,6 +338,14 @@ impl<'a> Report<'a> {
             logprobs: sampling.logprobs.map(|_| answer.logprobs()),
             timings: timings.into(),
         }
+    }
+
+    /// Whether the limit came before the answer proper.
+    fn is_all_reasoning(&self) -> bool {
+        self.finish_reason == "length"
+            && self.content.is_empty()
+            && self.tool_calls.is_empty()
+            && !self.reasoning.is_empty()
     }
 
     /// Counts and speed, in two lines.

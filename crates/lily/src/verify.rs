@@ -131,8 +131,8 @@ impl Comparison {
         let (mut sum, mut largest) = (0.0, 0.0);
         for difference in differences {
             sum += difference;
-            // Written so that NaN stays.
-            if !(difference <= largest) {
+            // What is not a number stays, for nothing is larger.
+            if difference.is_nan() || difference > largest {
                 largest = difference;
             }
         }
@@ -164,8 +164,7 @@ impl Thresholds {
         let mut missed = Vec::new();
         if let Some(most) = self.max_perplexity_difference {
             let difference = comparison.perplexity_difference.abs();
-            // Written so that NaN misses.
-            if !(difference <= most) {
+            if difference.is_nan() || difference > most {
                 missed.push(format!(
                     "the perplexities differ by {difference:.4}, allowed is {most}"
                 ));

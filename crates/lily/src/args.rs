@@ -335,7 +335,7 @@ pub struct InspectArguments {
 Examples:
   lily bench
   lily bench --prefill 128,512,2048 --decode 64 --context 0,4096
-  lily bench --require-kernels AVX2 --json > bench.json
+  lily bench --require-kernels avx2 --json > bench.json
 
 {EXIT_CODES}")
 )]

@@ -1,7 +1,12 @@
 //! Memory is budgeted before it is taken.
 
+use crate::engine::EngineOptions;
+use lily_plan::{Device, ModelDescription, Phase, Plan, PlanClass, PlanOutput, route};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Of the memory that is free, the engine takes nine tenths and leaves the rest to others.
+const USABLE_TENTHS: u64 = 9;
 
 /// What the budget stands at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +17,51 @@ pub struct MemoryUse {
     pub working: u64,
     /// Bytes reserved by open sessions.
     pub sessions: u64,
+}
+
+impl MemoryUse {
+    /// What `device` may take for a model with these options, before anything is taken.
+    pub fn plan(
+        device: &dyn Device,
+        model: &Arc<ModelDescription>,
+        options: &EngineOptions,
+    ) -> MemoryUse {
+        let limit = options.memory_limit.unwrap_or_else(|| {
+            // A device that cannot tell refuses nothing.
+            let free = device.available_memory().unwrap_or(u64::MAX / 2);
+            free / 10 * USABLE_TENTHS
+        });
+        let longest = model.config.max_positions;
+        let context = options.context.unwrap_or(longest).min(longest);
+        let class = |phase, rows, context, output| PlanClass {
+            phase,
+            precision: options.precision,
+            rows,
+            context,
+            output,
+        };
+        // The largest plans of either phase: every other needs less.
+        let rows = options.prefill_chunk.clamp(1, context);
+        let prefill = class(Phase::Prefill, rows, context, PlanOutput::LastLogits);
+        let band = route::context_band(context);
+        let decode = class(Phase::Decode, 1, band, PlanOutput::Token);
+        let working = [prefill, decode]
+            .map(|class| device.working_bytes(&Plan::record(model, class)))
+            .into_iter()
+            .fold(0, u64::max);
+        MemoryUse {
+            limit,
+            working,
+            sessions: 0,
+        }
+    }
+
+    /// Bytes that further sessions may take.
+    pub fn free(&self) -> u64 {
+        self.limit
+            .saturating_sub(self.working)
+            .saturating_sub(self.sessions)
+    }
 }
 
 #[derive(Debug)]
@@ -29,10 +79,10 @@ pub(crate) struct Reservation {
 }
 
 impl Budget {
-    pub fn new(limit: u64, working: u64) -> Arc<Self> {
+    pub fn new(planned: MemoryUse) -> Arc<Self> {
         Arc::new(Budget {
-            limit,
-            working,
+            limit: planned.limit,
+            working: planned.working,
             reserved: AtomicU64::new(0),
         })
     }
@@ -84,7 +134,11 @@ mod tests {
 
     #[test]
     fn what_is_reserved_is_not_given_twice_and_comes_back() {
-        let budget = Budget::new(100, 20);
+        let budget = Budget::new(MemoryUse {
+            limit: 100,
+            working: 20,
+            sessions: 0,
+        });
         let first = budget.reserve(50).unwrap();
         assert_eq!(budget.reserve(31).unwrap_err(), 30);
         let second = budget.reserve(30).unwrap();

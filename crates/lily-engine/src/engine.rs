@@ -21,7 +21,7 @@ pub struct EngineOptions {
     pub precision: Precision,
     /// Tokens of a prefill chunk, at least 1; chunks lie on multiples of it.
     pub prefill_chunk: usize,
-    /// Longest sequence, in tokens; what the model was made for, if not given.
+    /// Longest sequence, in tokens; what the model was made for, if not given, and never more.
     pub context: Option<usize>,
     /// Bytes that sessions and working memory may take; most of what is free, if not given.
     pub memory_limit: Option<u64>,
@@ -52,9 +52,6 @@ pub struct Engine {
     budget: Arc<Budget>,
 }
 
-/// Of the memory that is free, what the engine leaves to others.
-const HEADROOM: f64 = 0.1;
-
 impl Engine {
     /// An engine for a device that holds the weights of `model`.
     pub fn new(
@@ -63,45 +60,24 @@ impl Engine {
         text: Arc<TextModel>,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
-        let context = options
-            .context
-            .map_or(model.config.max_positions, |context| {
-                context.min(model.config.max_positions)
+        let longest = model.config.max_positions;
+        let context = options.context.unwrap_or(longest);
+        if context == 0 || context > longest {
+            return Err(EngineError::Context {
+                context,
+                model: longest,
             });
-        let mut plans = PlanCache::new(model.clone(), options.plan_transform.clone());
-        let limit = options.memory_limit.unwrap_or_else(|| {
-            let free = device.available_memory().unwrap_or(u64::MAX / 2);
-            (free as f64 * (1.0 - HEADROOM)) as u64
-        });
-        let precision = options.precision;
-        let prefill = PlanClass {
-            phase: Phase::Prefill,
-            precision,
-            rows: options.prefill_chunk.clamp(1, context),
-            context,
-            output: PlanOutput::LastLogits,
-        };
-        let decode = PlanClass {
-            phase: Phase::Decode,
-            precision,
-            rows: 1,
-            context: route::context_band(context),
-            output: PlanOutput::Token,
-        };
-        let working = [prefill, decode]
-            .into_iter()
-            .map(|class| device.working_bytes(&plans.get(class)))
-            .max()
-            .unwrap_or(0);
-        if working > limit {
-            return Err(EngineError::MemoryExceeded {
-                positions: 0,
+        }
+        let planned = MemoryUse::plan(device.as_ref(), &model, &options);
+        if planned.working > planned.limit {
+            let MemoryUse { working, limit, .. } = planned;
+            return Err(EngineError::WorkingMemoryExceeded {
                 needed: working,
-                free: limit,
                 limit,
             });
         }
-        let budget = Budget::new(limit, working);
+        let plans = PlanCache::new(model.clone(), options.plan_transform.clone());
+        let budget = Budget::new(planned);
         Ok(Engine {
             device,
             model,
@@ -141,6 +117,14 @@ impl Engine {
     /// Where the memory budget stands.
     pub fn memory(&self) -> MemoryUse {
         self.budget.used()
+    }
+
+    /// Most tokens that a further session can hold in the memory that is left.
+    pub fn largest_session(&self) -> usize {
+        let session = self.device.session_bytes(self.options.precision);
+        session
+            .positions_within(self.memory().free())
+            .min(self.context)
     }
 
     /// The plan that runs a prefill chunk of `rows` tokens.

@@ -1,6 +1,7 @@
 //! What can go wrong between a request and its answer.
 
 use lily_plan::DeviceError;
+use lily_plan::units::bytes;
 use lily_sampling::SamplingError;
 
 /// Why the engine refused or failed a request.
@@ -38,6 +39,25 @@ pub enum EngineError {
         /// The budget.
         limit: u64,
     },
+    /// Working memory alone, which every request needs, is more than there is.
+    #[error(
+        "working memory needs {} and the limit is {}: raise the limit or take a smaller prefill chunk",
+        bytes(*.needed), bytes(*.limit)
+    )]
+    WorkingMemoryExceeded {
+        /// Bytes of the largest plan.
+        needed: u64,
+        /// The budget.
+        limit: u64,
+    },
+    /// The engine was set up for a context that the model does not have.
+    #[error("a context of {context} tokens: the model was made for 1 to {model}")]
+    Context {
+        /// Tokens asked for.
+        context: usize,
+        /// Tokens the model was made for.
+        model: usize,
+    },
     /// A token the vocabulary does not have.
     #[error("token {token} of a vocabulary of {vocabulary} rows")]
     UnknownToken {
@@ -60,20 +80,4 @@ pub enum EngineError {
         /// What is wrong, and what to do.
         reason: String,
     },
-}
-
-/// Bytes for people.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{count} B")
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
 }

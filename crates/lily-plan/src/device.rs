@@ -82,6 +82,15 @@ impl SessionBytes {
         let pages = positions.div_ceil(self.page_positions) as u64;
         self.fixed + pages * self.page_positions as u64 * self.each_position
     }
+
+    /// Most positions that `bytes` are enough for, in whole pages.
+    pub fn positions_within(&self, bytes: u64) -> usize {
+        let page = self.page_positions as u64 * self.each_position;
+        let pages = bytes.saturating_sub(self.fixed) / page.max(1);
+        usize::try_from(pages).map_or(usize::MAX, |pages| {
+            pages.saturating_mul(self.page_positions)
+        })
+    }
 }
 
 /// What runs where: reported, never guessed.
@@ -146,4 +155,26 @@ pub trait Device: Send {
     ) -> Result<Box<dyn SessionState>, DeviceError>;
     /// Runs `plan`; on success each session has moved on by its rows. On error no session has changed.
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pages_are_what_fits() {
+        let session = SessionBytes {
+            fixed: 1_000,
+            each_position: 10,
+            page_positions: 16,
+        };
+        assert_eq!(session.positions_within(0), 0);
+        assert_eq!(session.positions_within(1_159), 0);
+        assert_eq!(session.positions_within(1_160), 16);
+        assert_eq!(session.positions_within(1_000 + 16_000), 1_600);
+        for positions in [1, 16, 17, 1_600] {
+            let fits = session.positions_within(session.for_positions(positions));
+            assert!(fits >= positions && fits < positions + 16, "{positions}");
+        }
+    }
 }

@@ -18,7 +18,7 @@ mod report;
 mod report_text;
 pub mod route;
 mod stages;
-mod units;
+pub mod units;
 
 pub use access::Access;
 pub use boundary::{BoundaryKind, boundaries};

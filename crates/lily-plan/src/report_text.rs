@@ -56,7 +56,7 @@ impl PlanReport {
                     model.hidden_size,
                     model.experts_per_token,
                     model.experts,
-                    units::grouped(model.vocab_size),
+                    units::grouped(model.vocab_size as u64),
                 ),
             ),
             ("precision", self.precision.clone()),
@@ -64,7 +64,7 @@ impl PlanReport {
                 "context",
                 format!(
                     "{} positions in the cache; uniform routing",
-                    units::grouped(self.assumptions.context)
+                    units::grouped(self.assumptions.context as u64)
                 ),
             ),
             (
@@ -92,8 +92,8 @@ impl PlanReport {
         let mut add = |name: &str, value: &dyn Fn(&PlanFigures) -> String| {
             rows.push(vec![name.to_string(), value(plans[0]), value(plans[1])]);
         };
-        add("dispatches", &|plan| units::grouped(plan.dispatches));
-        add("stages", &|plan| units::grouped(plan.stages));
+        add("dispatches", &|plan| units::grouped(plan.dispatches as u64));
+        add("stages", &|plan| units::grouped(plan.stages as u64));
         add("weights read", &|plan| units::bytes(plan.bytes.weights));
         add("state moved", &|plan| units::bytes(plan.bytes.state));
         add("scratch moved", &|plan| units::bytes(plan.bytes.scratch));
@@ -227,12 +227,12 @@ fn operations(plan: &PlanFigures) -> String {
         rows.push(vec![
             operation.operation.to_string(),
             operation.dispatches.to_string(),
-            units::bytes(operation.bytes.weights),
-            units::bytes(operation.bytes.state),
-            units::bytes(operation.bytes.scratch),
-            units::bytes(operation.bytes.total),
+            or_dash(units::bytes(operation.bytes.weights)),
+            or_dash(units::bytes(operation.bytes.state)),
+            or_dash(units::bytes(operation.bytes.scratch)),
+            or_dash(units::bytes(operation.bytes.total)),
             format!("{share:.1} %"),
-            units::flops(operation.flops),
+            or_dash(units::flops(operation.flops)),
         ]);
     }
     let mut align = [Right; 8];
@@ -273,11 +273,11 @@ fn every_step(plan: &PlanFigures) -> String {
 
 fn numbers(step: &StepReport) -> [String; 5] {
     [
-        units::bytes(step.bytes.weights),
-        units::bytes(step.bytes.state),
-        units::bytes(step.bytes.scratch),
-        units::flops(step.flops),
-        units::grouped(step.work_items_hint as usize),
+        or_dash(units::bytes(step.bytes.weights)),
+        or_dash(units::bytes(step.bytes.state)),
+        or_dash(units::bytes(step.bytes.scratch)),
+        or_dash(units::flops(step.flops)),
+        units::grouped(step.work_items_hint),
     ]
 }
 
@@ -431,4 +431,13 @@ fn table(align: &[Align], rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A dash instead of nothing, so that what is there stands out.
+fn or_dash(amount: String) -> String {
+    if amount.starts_with("0 ") {
+        "–".into()
+    } else {
+        amount
+    }
 }

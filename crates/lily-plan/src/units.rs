@@ -1,12 +1,12 @@
 //! Numbers for people: decimal units, three significant digits.
 
-/// Bytes, e.g. `1.67 GB`; nothing is a dash.
-pub(crate) fn bytes(count: u64) -> String {
-    scaled(count as f64, &["B", "kB", "MB", "GB", "TB"])
+/// Bytes, e.g. `1.67 GB`.
+pub fn bytes(count: u64) -> String {
+    scaled(count as f64, &["B", "kB", "MB", "GB", "TB", "PB"])
 }
 
-/// Floating-point operations, e.g. `4.99 GFLOP`; none is a dash.
-pub(crate) fn flops(count: u64) -> String {
+/// Floating-point operations, e.g. `4.99 GFLOP`.
+pub fn flops(count: u64) -> String {
     scaled(
         count as f64,
         &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"],
@@ -14,12 +14,12 @@ pub(crate) fn flops(count: u64) -> String {
 }
 
 /// A duration, e.g. `3.43 ms`.
-pub(crate) fn seconds(duration: f64) -> String {
+pub fn seconds(duration: f64) -> String {
     scaled(duration * 1e9, &["ns", "µs", "ms", "s"])
 }
 
 /// A whole number in groups of three digits, e.g. `262,144`.
-pub(crate) fn grouped(count: usize) -> String {
+pub fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -32,9 +32,6 @@ pub(crate) fn grouped(count: usize) -> String {
 }
 
 fn scaled(mut value: f64, units: &[&str]) -> String {
-    if value == 0.0 {
-        return "–".into();
-    }
     let mut unit = 0;
     // What would round to 1000 belongs to the next unit.
     while value >= 999.5 && unit + 1 < units.len() {
@@ -56,7 +53,7 @@ mod tests {
 
     #[test]
     fn three_significant_digits_and_the_right_unit() {
-        assert_eq!(bytes(0), "–");
+        assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(7), "7 B");
         assert_eq!(bytes(999), "999 B");
         assert_eq!(bytes(1_000), "1.00 kB");

@@ -1,6 +1,5 @@
 //! How a command ends when it does not end well: what is printed, and with which status.
 
-use crate::format::bytes;
 use lily_checkpoint::CheckpointError;
 use lily_engine::{EngineError, SamplingError};
 use std::error::Error;
@@ -156,18 +155,12 @@ impl From<EngineError> for Failure {
                 | SamplingError::BiasToken { .. }
                 | SamplingError::BiasRepeated { .. },
             ) => Failure::usage_of(&error),
-            // What is refused is no request then, but the working memory that every request needs.
-            EngineError::MemoryExceeded {
-                positions: 0,
-                needed,
-                limit,
-                ..
-            } => Failure::request(format!(
-                "working memory needs {} and the limit is {}",
-                bytes(*needed),
-                bytes(*limit)
-            ))
-            .help("raise --memory, or take a smaller --chunk"),
+            EngineError::WorkingMemoryExceeded { .. } => {
+                Failure::request_of(&error).help("see --memory and --chunk")
+            }
+            EngineError::Context { model, .. } => {
+                Failure::usage_of(&error).help(format!("ask for a --context of at most {model}"))
+            }
             EngineError::MemoryExceeded { .. } => {
                 Failure::request_of(&error).help("see --max-tokens, --context and --memory")
             }

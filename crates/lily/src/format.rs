@@ -1,36 +1,6 @@
 //! Numbers and tables for people.
 
-/// Bytes in decimal units, three significant digits, e.g. `19.4 GB`.
-pub fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let mut value = count as f64;
-    let mut unit = 0;
-    // What would round to 1000 belongs to the next unit.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let decimals = match value {
-        _ if unit == 0 => 0,
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$} {}", UNITS[unit])
-}
-
-/// A whole number in groups of three digits, e.g. `262,144`.
-pub fn grouped(count: u64) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
+pub use lily_plan::units::{bytes, grouped};
 
 /// A count of something, e.g. `1 token`, `2 tokens`.
 pub fn counted(count: usize, one: &str) -> String {
@@ -91,12 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_three_digits_and_the_right_unit() {
-        assert_eq!(bytes(0), "0 B");
-        assert_eq!(bytes(12_350_604), "12.4 MB");
-        assert_eq!(bytes(999_600), "1.00 MB");
-        assert_eq!(bytes(19_400_000_000), "19.4 GB");
-        assert_eq!(grouped(1_234_567), "1,234,567");
+    fn counts_and_rates() {
         assert_eq!(counted(1, "token"), "1 token");
         assert_eq!(counted(1_000, "token"), "1,000 tokens");
         assert_eq!(

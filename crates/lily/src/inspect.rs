@@ -5,21 +5,19 @@ use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{bytes, counted, grouped, pairs, rate, table};
 use crate::machine::this_processor;
-use crate::model::{ModelName, chunk_of, largest_session, on, open_checkpoint, open_device};
+use crate::model::{ModelName, chunk_of, on, open_checkpoint, open_device};
 use lily_checkpoint::{Checkpoint, LayerKind, Summary, TensorCount};
 use lily_cpu::CpuDevice;
+use lily_engine::{EngineOptions, MemoryUse};
 use lily_plan::{
-    Device, DeviceDescription, Machine, ModelDescription, Phase, Plan, PlanClass, PlanOutput,
-    PlanReport, Precision, Price, SessionBytes, route,
+    Device, DeviceDescription, Machine, ModelDescription, PlanReport, Precision, Price,
+    SessionBytes,
 };
 use lily_text::GenerationDefaults;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Of the memory that is free, what the engine leaves to others.
-const USABLE: f64 = 0.9;
 
 /// Runs the subcommand.
 pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(), Failure> {
@@ -133,30 +131,18 @@ impl Running {
         longest: usize,
     ) -> Self {
         let session = device.session_bytes(precision);
-        let plan = |phase, rows, context, output| {
-            let class = PlanClass {
-                phase,
-                precision,
-                rows,
-                context,
-                output,
-            };
-            device.working_bytes(&Plan::record(device.model(), class))
+        let options = EngineOptions {
+            precision,
+            prefill_chunk: chunk_of(&arguments.device),
+            memory_limit: arguments.device.memory,
+            ..EngineOptions::default()
         };
-        let rows = chunk_of(&arguments.device).min(longest);
-        let working = plan(Phase::Prefill, rows, longest, PlanOutput::LastLogits).max(plan(
-            Phase::Decode,
-            1,
-            route::context_band(longest),
-            PlanOutput::Token,
-        ));
-        let limit = arguments.device.memory.or_else(|| {
-            let free = device.available_memory()?;
-            Some((free as f64 * USABLE) as u64)
-        });
+        let MemoryUse { limit, working, .. } = MemoryUse::plan(device, device.model(), &options);
+        let known = arguments.device.memory.is_some() || device.available_memory().is_some();
+        let limit = known.then_some(limit);
         let largest = |taken: u64| {
             let left = limit?.saturating_sub(taken);
-            Some(largest_session(session, left).min(longest))
+            Some(session.positions_within(left).min(longest))
         };
         Running {
             device: device.describe(),

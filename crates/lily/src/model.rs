@@ -6,7 +6,7 @@ use crate::format::counted;
 use lily_checkpoint::{Checkpoint, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
 use lily_engine::{DeviceDescription, Engine, EngineOptions, TextModel};
-use lily_plan::{Device, SessionBytes, route};
+use lily_plan::route;
 use serde::Serialize;
 use std::io::Read;
 use std::path::Path;
@@ -142,26 +142,6 @@ pub struct Opened {
     pub engine: Engine,
     /// What it is.
     pub name: ModelName,
-    session_bytes: SessionBytes,
-}
-
-impl Opened {
-    /// Most tokens that a session can hold in the memory that is left.
-    pub fn largest_session(&self) -> usize {
-        let memory = self.engine.memory();
-        let taken = memory.working + memory.sessions;
-        let free = memory.limit.saturating_sub(taken);
-        largest_session(self.session_bytes, free).min(self.engine.context())
-    }
-}
-
-/// Most tokens that a session of `free` bytes can hold.
-pub fn largest_session(bytes: SessionBytes, free: u64) -> usize {
-    let page = bytes.page_positions as u64 * bytes.each_position;
-    let pages = free.saturating_sub(bytes.fixed) / page.max(1);
-    usize::try_from(pages).map_or(usize::MAX, |pages| {
-        pages.saturating_mul(bytes.page_positions)
-    })
 }
 
 /// Opens the model at `path` (or the embedded one) on the device asked for. `context` is the longest
@@ -173,31 +153,19 @@ pub fn open(
 ) -> Result<Opened, Failure> {
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
-    let longest = checkpoint.config().max_positions;
-    if let Some(context) = context.filter(|&context| context > longest) {
-        return Err(Failure::usage(format!(
-            "a context of {context} tokens: the model was made for {longest}"
-        ))
-        .help(format!("ask for at most {longest}")));
-    }
     let device = open_device(checkpoint.clone(), arguments)?;
     let text = Arc::new(TextModel::load(&checkpoint)?);
     let model = device.model().clone();
     let precision = arguments.precision.into();
-    let session_bytes = device.session_bytes(precision);
     let options = EngineOptions {
         precision,
-        prefill_chunk: chunk_of(arguments).min(longest),
+        prefill_chunk: chunk_of(arguments),
         context,
         memory_limit: arguments.memory,
         ..EngineOptions::default()
     };
     let engine = Engine::new(Box::new(device), model, text, options)?;
-    Ok(Opened {
-        engine,
-        name,
-        session_bytes,
-    })
+    Ok(Opened { engine, name })
 }
 
 /// Device, hardware and kernels, for people.
@@ -236,26 +204,4 @@ pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|error| {
         Failure::usage(format!("{what} {shown} is not UTF-8 text")).because(&error.utf8_error())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn whole_pages_are_what_fits() {
-        let bytes = SessionBytes {
-            fixed: 1_000,
-            each_position: 10,
-            page_positions: 16,
-        };
-        assert_eq!(largest_session(bytes, 0), 0);
-        assert_eq!(largest_session(bytes, 1_159), 0);
-        assert_eq!(largest_session(bytes, 1_160), 16);
-        assert_eq!(largest_session(bytes, 1_000 + 16_000), 1_600);
-        for positions in [1, 16, 17, 1_600] {
-            let fits = largest_session(bytes, bytes.for_positions(positions));
-            assert!(fits >= positions, "{positions}");
-        }
-    }
 }

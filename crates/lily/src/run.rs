@@ -146,7 +146,7 @@ fn random_seed() -> u64 {
 
 fn max_tokens(opened: &Opened, arguments: &RunArguments, prompt: usize) -> usize {
     arguments.max_tokens.unwrap_or_else(|| {
-        let room = opened.largest_session().saturating_sub(prompt);
+        let room = opened.engine.largest_session().saturating_sub(prompt);
         // Where not even one token fits, the engine says so with its numbers.
         room.clamp(1, DEFAULT_MAX_TOKENS)
     })

@@ -28,20 +28,24 @@ impl InstructionSet {
 
     /// All that this processor has, widest first.
     pub fn available() -> Vec<Self> {
-        let mut sets = Vec::new();
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
-                sets.push(InstructionSet::Avx512);
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                sets.push(InstructionSet::Avx2);
-            }
-        }
-        #[cfg(target_arch = "aarch64")]
-        sets.push(InstructionSet::Neon);
-        sets.push(InstructionSet::Portable);
-        sets
+        [
+            #[cfg(target_arch = "x86_64")]
+            (
+                InstructionSet::Avx512,
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+            ),
+            #[cfg(target_arch = "x86_64")]
+            (
+                InstructionSet::Avx2,
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            ),
+            #[cfg(target_arch = "aarch64")]
+            (InstructionSet::Neon, true),
+            (InstructionSet::Portable, true),
+        ]
+        .into_iter()
+        .filter_map(|(set, available)| available.then_some(set))
+        .collect()
     }
 
     /// Its name in reports.

@@ -3,7 +3,7 @@
 use crate::declared::{AFFINE_BITS, AFFINE_GROUPS};
 use crate::error::CheckpointError;
 use crate::header::{HeaderTensor, StoredType};
-use crate::weights::{DType, WeightFormat, WeightShape, WeightSpec};
+use crate::weights::{DType, WeightFormat, WeightSpec};
 use std::collections::HashMap;
 
 /// What a tensor's name says it is.
@@ -144,7 +144,7 @@ impl<'a> Inventory<'a> {
     }
 
     fn place_plain(&self, spec: &WeightSpec, name: &str) -> Result<Placement, CheckpointError> {
-        let expected = stored_shape(spec.shape);
+        let expected = spec.shape.stored();
         let located = self.find(name, || describe_shape(&expected))?;
         let dtype = self.float_type(located)?;
         self.check_shape(located, &expected)?;
@@ -184,7 +184,7 @@ impl<'a> Inventory<'a> {
         }
 
         // All but the last dimension are the matrix's own; the last ones imply width and group.
-        let mut outer = stored_shape(spec.shape);
+        let mut outer = spec.shape.stored();
         let columns = outer.pop().unwrap_or(0);
         let words = self.last_dimension(main, &outer, "words")?;
         let groups = self.last_dimension(scales, &outer, "groups")?;
@@ -359,20 +359,6 @@ fn check_layout(located: &Located, files: &[String]) -> Result<(), CheckpointErr
     };
     let (file, tensor) = (files[located.file].clone(), name.clone());
     Err(CheckpointError::RawLayout { file, tensor, sign })
-}
-
-/// The shape of the weight's tensor where it is stored plainly.
-fn stored_shape(shape: WeightShape) -> Vec<usize> {
-    match shape {
-        WeightShape::Vector { length } => vec![length],
-        WeightShape::Taps { channels, taps } => vec![channels, taps, 1],
-        WeightShape::Matrix { outputs, inputs } => vec![outputs, inputs],
-        WeightShape::Experts {
-            experts,
-            outputs,
-            inputs,
-        } => vec![experts, outputs, inputs],
-    }
 }
 
 fn describe_shape(shape: &[usize]) -> String {

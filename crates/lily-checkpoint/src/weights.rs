@@ -189,6 +189,20 @@ impl WeightShape {
         }
     }
 
+    /// Dimensions of the weight's tensor where it is stored plainly.
+    pub fn stored(self) -> Vec<usize> {
+        match self {
+            WeightShape::Vector { length } => vec![length],
+            WeightShape::Taps { channels, taps } => vec![channels, taps, 1],
+            WeightShape::Matrix { outputs, inputs } => vec![outputs, inputs],
+            WeightShape::Experts {
+                experts,
+                outputs,
+                inputs,
+            } => vec![experts, outputs, inputs],
+        }
+    }
+
     /// Whether the weight may be quantised.
     pub fn is_linear(self) -> bool {
         matches!(

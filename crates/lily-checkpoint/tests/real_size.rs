@@ -48,7 +48,7 @@ fn a_checkpoint_of_the_real_size_opens_at_once_and_in_little_memory() {
         } else {
             format!("{path}.weight")
         };
-        let mut shape = common::stored_shape(spec.shape);
+        let mut shape = spec.shape.stored();
         match model.quantization.format_of(&spec) {
             WeightFormat::Plain(_) => tensor(name, "BF16", shape, 2),
             WeightFormat::Affine { bits, group, .. } => {

@@ -1,6 +1,6 @@
 //! Memory is budgeted before it is taken.
 
-use crate::engine::EngineOptions;
+use crate::options::EngineOptions;
 use lily_plan::{Device, ModelDescription, Phase, Plan, PlanClass, PlanOutput, route};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,13 +5,14 @@ mod budget;
 mod engine;
 mod error;
 mod generation;
+mod options;
 mod plans;
 mod score;
 mod session;
 mod text;
 
 pub use budget::MemoryUse;
-pub use engine::{Engine, EngineOptions, PlanTransform};
+pub use engine::Engine;
 pub use error::EngineError;
 pub use generation::{
     CancelFlag, FinishReason, Finished, Generation, GenerationRequest, Progress, Timings,
@@ -22,6 +23,7 @@ pub use lily_sampling::{SamplingError, SamplingParameters};
 pub use lily_text::{
     OutputEvent, OutputParser, ParsedOutput, TemplateError, Tokenizer, ToolCall, parse_output,
 };
+pub use options::{EngineOptions, PlanTransform};
 pub use score::Score;
 pub use session::Session;
 pub use text::{Conversation, TextModel};

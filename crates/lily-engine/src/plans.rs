@@ -1,6 +1,6 @@
 //! Plans by class: recorded once, replayed.
 
-use crate::engine::PlanTransform;
+use crate::options::PlanTransform;
 use lily_plan::{ModelDescription, Plan, PlanClass};
 use std::collections::VecDeque;
 use std::sync::Arc;

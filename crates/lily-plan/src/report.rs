@@ -8,7 +8,7 @@ use crate::model::ModelDescription;
 use crate::operand::{ElementType, Precision, Resource, StateSlot};
 use crate::plan::{Phase, Plan, PlanClass, PlanOutput};
 use crate::route;
-use lily_checkpoint::{LayerKind, WeightId, WeightShape};
+use lily_checkpoint::{LayerKind, WeightId};
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
 
@@ -415,16 +415,7 @@ impl WeightReport {
     fn new(model: &ModelDescription, weight: WeightId) -> Self {
         WeightReport {
             name: weight.to_string(),
-            shape: match model.shape(weight) {
-                WeightShape::Vector { length } => vec![length],
-                WeightShape::Taps { channels, taps } => vec![channels, taps],
-                WeightShape::Matrix { outputs, inputs } => vec![outputs, inputs],
-                WeightShape::Experts {
-                    experts,
-                    outputs,
-                    inputs,
-                } => vec![experts, outputs, inputs],
-            },
+            shape: model.shape(weight).stored(),
             format: model.format(weight).to_string(),
         }
     }

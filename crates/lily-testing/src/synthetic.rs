@@ -2,7 +2,7 @@
 //! so that tensors lie at odd addresses.
 
 use lily_checkpoint::{
-    Checkpoint, DeclaredModel, WeightFormat, WeightRole, WeightShape, WeightSpec, f32_to_bf16,
+    Checkpoint, DeclaredModel, WeightFormat, WeightRole, WeightSpec, f32_to_bf16,
 };
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -79,7 +79,7 @@ impl Synthetic {
             } else {
                 format!("{path}.weight")
             };
-            let shape = stored_shape(spec.shape);
+            let shape = spec.shape.stored();
             if let Some(values) = self.given.get(&spec.id.module_path()) {
                 let bytes = values
                     .iter()
@@ -153,19 +153,6 @@ fn plain(spec: &WeightSpec, random: &mut Random) -> f32 {
             (random.unit() * 2.0 - 1.0) * 1.7 / (columns as f32).sqrt()
         }
         _ => 0.8 + 0.4 * random.unit(),
-    }
-}
-
-fn stored_shape(shape: WeightShape) -> Vec<usize> {
-    match shape {
-        WeightShape::Vector { length } => vec![length],
-        WeightShape::Taps { channels, taps } => vec![channels, taps, 1],
-        WeightShape::Matrix { outputs, inputs } => vec![outputs, inputs],
-        WeightShape::Experts {
-            experts,
-            outputs,
-            inputs,
-        } => vec![experts, outputs, inputs],
     }
 }
 

@@ -1,7 +1,7 @@
 //! A small valid checkpoint that tests spoil in one place, and the fixtures' whereabouts.
 #![allow(dead_code)] // Each test file uses a part of it.
 
-use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel, WeightFormat, WeightShape};
+use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel, WeightFormat};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,20 +65,6 @@ pub fn small_config() -> Value {
     })
 }
 
-/// The shape in which a weight of that logical shape is stored plainly.
-pub fn stored_shape(shape: WeightShape) -> Vec<usize> {
-    match shape {
-        WeightShape::Vector { length } => vec![length],
-        WeightShape::Taps { channels, taps } => vec![channels, taps, 1],
-        WeightShape::Matrix { outputs, inputs } => vec![outputs, inputs],
-        WeightShape::Experts {
-            experts,
-            outputs,
-            inputs,
-        } => vec![experts, outputs, inputs],
-    }
-}
-
 /// The tensors that the configuration asks for, with the prefix that MLX gives them and data that differs
 /// from byte to byte.
 pub fn tensors_of(model: &DeclaredModel) -> Vec<Tensor> {
@@ -107,7 +93,7 @@ pub fn tensors_of(model: &DeclaredModel) -> Vec<Tensor> {
         } else {
             format!("{path}.weight")
         };
-        let mut shape = stored_shape(spec.shape);
+        let mut shape = spec.shape.stored();
         match model.quantization.format_of(&spec) {
             WeightFormat::Plain(_) => add(name, "BF16", shape, 2),
             WeightFormat::Affine { bits, group, .. } => {

@@ -1,0 +1,66 @@
+//! The system's C++ compiler.
+
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// The command of a C++ compiler that answers, or a message that says what to install.
+pub(crate) fn command() -> Result<&'static OsStr, String> {
+    static FOUND: OnceLock<Result<OsString, String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let wished = std::env::var_os("CXX").filter(|name| !name.is_empty());
+        let names = match &wished {
+            Some(name) => vec![name.clone()],
+            None => ["c++", "g++", "clang++"].map(OsString::from).to_vec(),
+        };
+        for name in &names {
+            let answer = Command::new(name)
+                .arg("--version")
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+            if answer.is_ok_and(|status| status.success()) {
+                return Ok(name.clone());
+            }
+        }
+        Err(format!(
+            "no C++ compiler: tried {names:?}. The kernels' tests need one with C++17 (g++ or clang++); \
+             install it or name it in CXX"
+        ))
+    });
+    found.as_deref().map_err(Clone::clone)
+}
+
+/// Runs the compiler with text on its standard input; its output, or its messages if it fails.
+pub(crate) fn run<I, S>(arguments: I, input: &str) -> Result<String, String>
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<OsStr>,
+{
+    let name = command()?;
+    let mut child = Command::new(name)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{}: {error}", name.display()))?;
+    let mut pipe = child.stdin.take().expect("a pipe was asked for");
+    let text = input.to_owned();
+    // In a thread of its own: the compiler may fill its output pipe before it has read everything.
+    let writer = std::thread::spawn(move || {
+        // A compiler that stops early closes the pipe; its messages tell more than that.
+        let _ = pipe.write_all(text.as_bytes());
+    });
+    let output = child
+        .wait_with_output()
+        .map_err(|error| format!("{}: {error}", name.display()))?;
+    let _ = writer.join();
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}

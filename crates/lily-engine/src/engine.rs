@@ -1,6 +1,6 @@
 //! The engine: one device, one model, its sessions.
 
-use crate::budget::{Budget, MemoryUse};
+use crate::budget::{Budget, MemoryUse, Reservation};
 use crate::error::EngineError;
 use crate::options::EngineOptions;
 use crate::plans::PlanCache;
@@ -127,7 +127,18 @@ impl Engine {
             .device
             .session_bytes(precision)
             .for_positions(positions);
-        let reservation = self.budget.reserve(needed).map_err(|free| {
+        let reservation = self.reserve(needed, positions)?;
+        let state = self.device.new_session(precision, positions)?;
+        Ok(Session {
+            tokens: Vec::new(),
+            state,
+            reservation,
+        })
+    }
+
+    /// Sets memory aside for something that concerns `positions` tokens.
+    fn reserve(&self, needed: u64, positions: usize) -> Result<Reservation, EngineError> {
+        self.budget.reserve(needed).map_err(|free| {
             let limit = self.budget.used().limit;
             EngineError::MemoryExceeded {
                 positions,
@@ -135,13 +146,16 @@ impl Engine {
                 free,
                 limit,
             }
-        })?;
-        let state = self.device.new_session(precision, positions)?;
-        Ok(Session {
-            tokens: Vec::new(),
-            state,
-            reservation,
         })
+    }
+
+    /// Sets aside what `plan` takes beyond the working memory of every request.
+    pub(crate) fn reserve_working(&self, plan: &Plan) -> Result<Reservation, EngineError> {
+        let beyond = self
+            .device
+            .working_bytes(plan)
+            .saturating_sub(self.memory().working);
+        self.reserve(beyond, plan.class.rows)
     }
 
     /// Runs the next chunk of `tokens` (which continue the session): from where the session stands to
@@ -153,9 +167,21 @@ impl Engine {
         tokens: &[u32],
         output: PlanOutput,
     ) -> Result<(usize, Outcome), EngineError> {
+        let chunk = self.options.prefill_chunk;
+        self.prefill_chunk_of(session, tokens, chunk, output)
+    }
+
+    /// [`prefill_chunk`](Self::prefill_chunk) on a grid of its own.
+    pub(crate) fn prefill_chunk_of(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        chunk: usize,
+        output: PlanOutput,
+    ) -> Result<(usize, Outcome), EngineError> {
         let position = session.tokens.len();
         let end = position + tokens.len();
-        let stop = route::chunk_end(position, end, self.options.prefill_chunk);
+        let stop = route::chunk_end(position, end, chunk);
         let rows = stop - position;
         let output = match output {
             PlanOutput::AllLogits => PlanOutput::AllLogits,

@@ -4,6 +4,9 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use lily_plan::PlanOutput;
 
+/// Bytes that the logits of one chunk may take.
+const LOGITS_BYTES: usize = 64 << 20;
+
 /// The model's view of one position: of the token that follows it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
@@ -42,11 +45,16 @@ impl Engine {
                 model,
             });
         }
+        // The logits of every row are wanted: chunks are short enough that these stay small beside the rest.
+        let rows = (LOGITS_BYTES / (4 * vocabulary)).clamp(1, self.options().prefill_chunk);
+        let plan = self.prefill_plan(rows.min(inputs.len()), PlanOutput::AllLogits);
+        let _working = self.reserve_working(&plan)?;
         let mut session = self.open_session(inputs.len())?;
         let mut scores = Vec::with_capacity(inputs.len());
         while scores.len() < inputs.len() {
             let rest = &inputs[scores.len()..];
-            let (_, outcome) = self.prefill_chunk(&mut session, rest, PlanOutput::AllLogits)?;
+            let (_, outcome) =
+                self.prefill_chunk_of(&mut session, rest, rows, PlanOutput::AllLogits)?;
             for logits in outcome.logits.chunks(vocabulary) {
                 scores.push(score_row(logits, targets[scores.len()]));
             }

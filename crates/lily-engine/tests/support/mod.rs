@@ -9,7 +9,7 @@ use lily_engine::{
 };
 use lily_testing::repository;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Where the embedded model's files lie.
 pub fn tiny() -> PathBuf {
@@ -28,13 +28,17 @@ pub fn engine_with(change: impl FnOnce(&mut EngineOptions)) -> Engine {
 
 /// An engine on a device of its own kind.
 pub fn engine_on(device: &CpuOptions, change: impl FnOnce(&mut EngineOptions)) -> Engine {
-    let checkpoint = Arc::new(Checkpoint::open(&tiny()).unwrap());
-    let text = Arc::new(TextModel::load(&checkpoint).unwrap());
-    let device = CpuDevice::new(checkpoint, device).unwrap();
+    static OPENED: OnceLock<(Arc<Checkpoint>, Arc<TextModel>)> = OnceLock::new();
+    let (checkpoint, text) = OPENED.get_or_init(|| {
+        let checkpoint = Arc::new(Checkpoint::open(&tiny()).unwrap());
+        let text = Arc::new(TextModel::load(&checkpoint).unwrap());
+        (checkpoint, text)
+    });
+    let device = CpuDevice::new(checkpoint.clone(), device).unwrap();
     let model = device.model().clone();
     let mut options = EngineOptions::default();
     change(&mut options);
-    Engine::new(Box::new(device), model, text, options).unwrap()
+    Engine::new(Box::new(device), model, text.clone(), options).unwrap()
 }
 
 /// A prompt that asks `question`, thinking off.

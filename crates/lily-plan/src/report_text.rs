@@ -18,6 +18,28 @@ enum Align {
 use Align::{Left, Right};
 
 impl PlanReport {
+    /// The report in brief: totals and prices, the boundaries that remain with their prices, and every
+    /// assumption; neither steps, operations nor the boundaries' reasons.
+    pub fn to_summary(&self) -> String {
+        let phases = [("DECODE", &self.decode), ("PREFILL", &self.prefill)];
+        let mut text = self.heading();
+        for (title, phase) in phases {
+            text.push_str(&format!("\n{title}: {}\n\n", phase.class));
+            text.push_str(&self.comparison(phase));
+            text.push('\n');
+            text.push_str(&self.price_parts(phase));
+        }
+        text.push_str("\nBOUNDARIES that remain, fused, with their prices\n");
+        for (title, phase) in phases {
+            text.push_str(&format!("\n{}\n\n", title.to_lowercase()));
+            text.push_str(&self.boundaries(&phase.fused, false));
+        }
+        text.push_str("\nASSUMPTIONS\n\n");
+        text.push_str(&counting());
+        text.push_str(&self.sources());
+        text
+    }
+
     /// The report as text. Layers whose steps are the same are listed once, with how many there are;
     /// `verbose` lists every step with the shapes, types and formats of its operands, and the steps of
     /// the expanded plans too.
@@ -26,6 +48,9 @@ impl PlanReport {
         for (title, phase) in [("DECODE", &self.decode), ("PREFILL", &self.prefill)] {
             text.push_str(&format!("\n{title}: {}\n\n", phase.class));
             text.push_str(&self.comparison(phase));
+            text.push('\n');
+            text.push_str(&counting());
+            text.push_str(&self.price_parts(phase));
             text.push_str("\nSteps, fused\n\n");
             text.push_str(&steps(&phase.fused, verbose));
             if verbose {
@@ -35,7 +60,7 @@ impl PlanReport {
             text.push_str("\nBy operation, fused\n\n");
             text.push_str(&operations(&phase.fused));
             text.push_str("\nBoundaries that remain, fused\n\n");
-            text.push_str(&self.boundaries(&phase.fused));
+            text.push_str(&self.boundaries(&phase.fused, true));
         }
         text.push_str(&self.sources());
         text
@@ -111,11 +136,12 @@ impl PlanReport {
                 format!("{rate:.decimals$} tok/s")
             });
         }
-        let mut text = table(&[Left, Right, Right], &rows);
-        text.push_str(&format!(
-            "\n  Times and rates: {PRICE_BASIS}.\n  Scratch counts as memory traffic, though caches hold \
-             much of it.\n"
-        ));
+        table(&[Left, Right, Right], &rows)
+    }
+
+    /// What each machine's price of the fused plan is made of.
+    fn price_parts(&self, phase: &PhaseReport) -> String {
+        let mut text = String::new();
         for (index, machine) in self.machines.iter().enumerate() {
             let price = &phase.fused.price.0[index].1;
             text.push_str(&format!("  {}, fused: {}\n", machine.name, parts(price)));
@@ -123,7 +149,8 @@ impl PlanReport {
         text
     }
 
-    fn boundaries(&self, plan: &PlanFigures) -> String {
+    /// The boundaries by kind, with what they cost in all, and if wanted why they must stand.
+    fn boundaries(&self, plan: &PlanFigures, reasons: bool) -> String {
         let mut header = vec!["count".to_string()];
         header.extend(self.machines.iter().map(|machine| machine.name.clone()));
         header.push("boundary".into());
@@ -141,6 +168,9 @@ impl PlanReport {
             );
             row.push(boundary.name.clone());
             rows.push(row);
+            if !reasons {
+                continue;
+            }
             for line in wrapped(&boundary.kind.reason, TEXT_WIDTH) {
                 let mut reason = vec![String::new(); self.machines.len() + 1];
                 reason.push(format!("  {line}"));
@@ -163,6 +193,14 @@ impl PlanReport {
         }
         text
     }
+}
+
+/// What all counts and prices have in common.
+fn counting() -> String {
+    format!(
+        "  Times and rates: {PRICE_BASIS}.\n  Scratch counts as memory traffic, though caches hold much of \
+         it.\n"
+    )
 }
 
 /// What a price is made of, largest part first.

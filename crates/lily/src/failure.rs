@@ -139,7 +139,12 @@ impl Failure {
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Failure::usage_of(&error)
+        match &error {
+            CheckpointError::Io { file, source } => {
+                Failure::usage(format!("{file} cannot be read")).because(source)
+            }
+            _ => Failure::usage_of(&error),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::args::{DeviceArguments, DeviceChoice};
 use crate::failure::Failure;
 use crate::format::counted;
-use lily_checkpoint::{Checkpoint, DeclaredModel};
+use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
 use lily_engine::{DeviceDescription, Engine, EngineOptions, TextModel};
 use lily_plan::route;
@@ -95,7 +95,19 @@ pub fn open_checkpoint(path: Option<&Path>) -> Result<Checkpoint, Failure> {
         };
         return Err(Failure::usage(format!("the model {} {what}", path.display())).help(help));
     }
-    Ok(Checkpoint::open(path)?)
+    Checkpoint::open(path).map_err(|error| {
+        let weights_are_missing = matches!(error, CheckpointError::MissingFile { .. })
+            && path.join("config.json").is_file();
+        let failure = Failure::from(error);
+        if weights_are_missing {
+            failure.help(format!(
+                "lily plan {} tells what its config.json alone does",
+                path.display()
+            ))
+        } else {
+            failure
+        }
+    })
 }
 
 /// What a `config.json` says, or that of a directory, or the embedded one.
@@ -179,9 +191,18 @@ pub fn on(device: &DeviceDescription) -> String {
     )
 }
 
+/// What is read from `path`, for messages: `the tools tools.json`, `the tools in standard input`.
+pub fn named(path: &Path, what: &str) -> String {
+    if path == Path::new("-") {
+        format!("{what} in standard input")
+    } else {
+        format!("{what} {}", path.display())
+    }
+}
+
 /// The text of a file named on the command line; `-` is standard input.
 pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
-    let shown = path.display();
+    let name = named(path, what);
     let read = |reader: &mut dyn Read| {
         let mut bytes = Vec::new();
         reader
@@ -194,14 +215,12 @@ pub fn read_text(path: &Path, what: &str) -> Result<String, Failure> {
     } else {
         std::fs::File::open(path).and_then(|mut file| read(&mut file))
     }
-    .map_err(|error| Failure::usage(format!("{what} {shown} cannot be read")).because(&error))?;
+    .map_err(|error| Failure::usage(format!("{name} cannot be read")).because(&error))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         let limit = MAX_FILE_BYTES >> 20;
-        return Err(Failure::usage(format!(
-            "{what} {shown} has more than {limit} MiB"
-        )));
+        return Err(Failure::usage(format!("{name} has more than {limit} MiB")));
     }
     String::from_utf8(bytes).map_err(|error| {
-        Failure::usage(format!("{what} {shown} is not UTF-8 text")).because(&error.utf8_error())
+        Failure::usage(format!("{name} is not UTF-8 text")).because(&error.utf8_error())
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::args::RunArguments;
 use crate::failure::Failure;
-use crate::model::read_text;
+use crate::model::{named, read_text};
 use lily_engine::{Conversation, TemplateError, TextModel};
 use serde_json::{Value, json};
 use std::io::IsTerminal;
@@ -90,7 +90,7 @@ fn given_or_read(arguments: &RunArguments) -> Result<String, Failure> {
     if std::io::stdin().is_terminal() && !arguments.output.quiet {
         eprintln!("Type the prompt; Ctrl-D on a line of its own ends it.");
     }
-    read_text(Path::new("-"), "the prompt in standard input")
+    read_text(Path::new("-"), "the prompt")
 }
 
 fn refuse_empty(prompt: String) -> Result<String, Failure> {
@@ -104,13 +104,13 @@ fn refuse_empty(prompt: String) -> Result<String, Failure> {
 /// A file with a JSON array of objects.
 fn objects(path: &Path, what: &str, plural: &str) -> Result<Vec<Value>, Failure> {
     let text = read_text(path, what)?;
-    let shown = path.display();
+    let name = named(path, what);
     let value: Value = serde_json::from_str(&text)
-        .map_err(|error| Failure::usage(format!("{what} {shown} is not JSON")).because(&error))?;
+        .map_err(|error| Failure::usage(format!("{name} is not JSON")).because(&error))?;
     match value {
         Value::Array(items) if items.iter().all(Value::is_object) => Ok(items),
         _ => Err(
-            Failure::usage(format!("{what} {shown} is not a JSON array of objects")).help(format!(
+            Failure::usage(format!("{name} is not a JSON array of objects")).help(format!(
                 "a JSON array of {plural} in OpenAI's form is needed"
             )),
         ),

@@ -73,7 +73,10 @@ fn wrong_usage_ends_with_2() {
             &["run", "--system", "s", "--messages", "m.json"],
             "--messages",
         ),
-        (&["plan", "/no/such/config.json"], "/no/such/config.json"),
+        (
+            &["plan", "/no/such/config.json"],
+            "/no/such/config.json cannot be read\n  because: ",
+        ),
         (&["plan", "--context", "32768"], "32768"),
         (&["plan", "--machine", "abacus"], "abacus"),
         (&["inspect", "/no/such/model"], "/no/such/model"),
@@ -103,7 +106,9 @@ fn files_that_are_not_what_they_should_be_end_with_2() {
     lily(&["verify", "--reference", &text]).failed(2, "text.json: it is not JSON");
     lily(&["verify", "--reference", &table]).failed(2, "it has no input_ids");
     lily(&["plan", &table]).failed(2, "table.json");
-    lily_with_input(&["run"], b"\xff\xfe").failed(2, "not UTF-8");
+    lily_with_input(&["run"], b"\xff\xfe").failed(2, "the prompt in standard input is not UTF-8");
+    lily_with_input(&["run", "--messages", "-"], b"{}")
+        .failed(2, "the conversation in standard input is not a JSON array");
     // A prompt that is a line end is none.
     lily_with_input(&["run"], b"\n").failed(2, "the prompt is empty");
 }
@@ -120,6 +125,7 @@ fn unsound_checkpoints_end_with_2() {
     )
     .unwrap();
     lily(&["run", "--model", path, "x"]).failed(2, "model.safetensors");
+    lily(&["inspect", path]).failed(2, &format!("help: lily plan {path}"));
     let weights = std::fs::read(tiny.join("model.safetensors")).unwrap();
     std::fs::write(
         directory.path().join("model.safetensors"),
@@ -181,13 +187,28 @@ fn memory_that_is_short_shortens_the_answer_and_not_the_prompt() {
 
 #[test]
 fn help_tells_examples_and_exit_codes() {
-    for command in ["run", "plan", "inspect", "bench", "verify"] {
-        let help = lily(&[command, "--help"]).worked().output;
-        assert!(help.contains(&format!("lily {command}")), "{help}");
-        assert!(
-            help.contains("Examples:") && help.contains("Exit codes:"),
-            "{help}"
-        );
+    for (command, sentence) in [
+        (
+            "run",
+            "The answer's content goes to standard output as it is made, and nothing else does",
+        ),
+        ("plan", "Works from a config.json alone."),
+        ("inspect", "Reads headers only, whatever the size."),
+        ("bench", "Prompts are synthetic and nothing is sampled"),
+        ("verify", "Fails if a threshold is missed."),
+    ] {
+        for arguments in [[command, "--help"], ["help", command]] {
+            let help = lily(&arguments).worked().output;
+            let words: Vec<&str> = help.split_whitespace().collect();
+            for part in [
+                sentence,
+                &format!("lily {command}"),
+                "Examples",
+                "Exit codes:",
+            ] {
+                assert!(words.join(" ").contains(part), "{part} in {help}");
+            }
+        }
     }
     assert!(lily(&["--version"]).worked().output.starts_with("lily 0."));
     let nothing = lily(&[]);

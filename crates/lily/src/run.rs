@@ -4,7 +4,7 @@ use crate::answer::{Answer, TokenLogprob};
 use crate::args::{ReasoningChoice, RunArguments, SamplingArguments};
 use crate::console::{Console, ProgressLine};
 use crate::failure::Failure;
-use crate::format::{counted, rate};
+use crate::format::{counted, grouped, rate};
 use crate::model::{ModelName, Opened, on, open};
 use crate::prompt;
 use lily_engine::{
@@ -92,8 +92,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
             console.note(&format!("lily: {line}"));
         }
     } else if console.is_watched() && console.output_is_terminal() && !arguments.output.json {
-        let line = report.summary().join(" · ");
-        console.aside(&format!("\n{line} · {}\n", on(&report.device)));
+        console.aside(&format!("\n{}\n", report.closing_line()));
     }
     match generation.finish_reason() {
         Some(FinishReason::Cancelled) => Err(Failure::Interrupted),
@@ -346,6 +345,27 @@ impl<'a> Report<'a> {
             && self.content.is_empty()
             && self.tool_calls.is_empty()
             && !self.reasoning.is_empty()
+    }
+
+    /// Counts and speed in a line that does not wrap.
+    fn closing_line(&self) -> String {
+        let part = |tokens: String, tokens_per_second: Option<f64>| match tokens_per_second {
+            Some(value) => format!("{tokens} at {}/s", rate(value)),
+            None => tokens,
+        };
+        let read = format!("{} read", counted(self.prompt_tokens, "token"));
+        let written = format!("{} written", grouped(self.completion_tokens as u64));
+        let kernels = &self.device.kernels;
+        let kernels = kernels.strip_prefix("native, ").unwrap_or(kernels);
+        let mut parts = vec![
+            part(read, self.timings.prefill_tokens_per_second),
+            part(written, self.timings.decode_tokens_per_second),
+            format!("{}, {kernels}", self.device.device),
+        ];
+        if self.finish_reason == "length" {
+            parts.push("stopped at --max-tokens".into());
+        }
+        parts.join(" · ")
     }
 
     /// Counts and speed, in two lines.

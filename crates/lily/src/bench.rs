@@ -41,12 +41,21 @@ struct Report {
     prefill_chunk: usize,
     repetitions: usize,
     /// What is not measured, and how cases are ordered.
-    method: &'static str,
+    method: String,
     cases: Vec<CaseReport>,
 }
 
-const METHOD: &str = "one warm-up of each case, then repetitions in alternating order of the cases; synthetic \
-                      prompts; no text, no sampling: decode goes on with the token that the device chooses";
+/// How cases are measured, in lines.
+const METHOD: [&str; 3] = [
+    "one warm-up of each case, then repetitions in alternating order;",
+    "synthetic prompts; no text, no sampling:",
+    "decode goes on with the token that the device chooses",
+];
+
+const LEGEND: &str = "
+  dispatches: of one decoded token, or of the first prefill chunk
+  memory moved, counted: the bytes that a decoded token's plan counts, at the median speed
+";
 
 #[derive(Serialize)]
 struct CaseReport {
@@ -133,9 +142,13 @@ fn measure(
     arguments: &BenchArguments,
     console: &mut Console,
 ) -> Result<Vec<Vec<f64>>, Failure> {
-    let mut progress = ProgressLine::new("measuring", "runs");
-    let total = cases.len() * (arguments.repetitions + 1);
-    let mut done = 0;
+    let rounds = arguments.repetitions + 1;
+    let mut progress = TokenProgress {
+        line: ProgressLine::new("measuring", "tokens"),
+        done: 0,
+        total: rounds * cases.iter().map(|case| case.positions()).sum::<usize>(),
+        console,
+    };
     let mut seconds = vec![Vec::new(); cases.len()];
     for round in 0..=arguments.repetitions {
         for index in 0..cases.len() {
@@ -145,20 +158,38 @@ fn measure(
             } else {
                 cases.len() - 1 - index
             };
-            let duration = run_once(engine, cases[index])?;
+            let duration = run_once(engine, cases[index], &mut progress)?;
             // The first round warms up.
             if round > 0 {
                 seconds[index].push(duration);
             }
-            done += 1;
-            progress.update(console, done, total);
         }
     }
-    progress.finish(console);
+    progress.line.finish(progress.console);
     Ok(seconds)
 }
 
-fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
+/// How many tokens have been through the model, warm-ups and filled caches included.
+struct TokenProgress<'a> {
+    line: ProgressLine,
+    done: usize,
+    total: usize,
+    console: &'a mut Console,
+}
+
+impl TokenProgress<'_> {
+    fn add(&mut self, tokens: usize) {
+        self.done += tokens;
+        self.line.update(self.console, self.done, self.total);
+    }
+}
+
+/// Seconds of a run. Nothing is shown while the clock runs.
+fn run_once(
+    engine: &mut Engine,
+    case: Case,
+    progress: &mut TokenProgress<'_>,
+) -> Result<f64, Failure> {
     let mut session = engine.open_session(case.positions())?;
     // A tokenizer may be empty; a prompt is not.
     let vocabulary = engine.token_limit().max(1);
@@ -170,6 +201,7 @@ fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
         &mut session,
         &tokens[..case.context],
         PlanOutput::State,
+        |rows| progress.add(rows),
     )?;
     let start = Instant::now();
     match case.kind {
@@ -179,6 +211,7 @@ fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
                 &mut session,
                 &tokens[case.context..],
                 PlanOutput::LastLogits,
+                |_| {},
             )?;
         }
         Kind::Decode => {
@@ -189,7 +222,9 @@ fn run_once(engine: &mut Engine, case: Case) -> Result<f64, Failure> {
             }
         }
     }
-    Ok(start.elapsed().as_secs_f64())
+    let duration = start.elapsed().as_secs_f64();
+    progress.add(case.tokens);
+    Ok(duration)
 }
 
 fn prefill(
@@ -197,10 +232,12 @@ fn prefill(
     session: &mut Session,
     mut tokens: &[u32],
     output: PlanOutput,
+    mut advanced: impl FnMut(usize),
 ) -> Result<(), Failure> {
     while !tokens.is_empty() {
         let (rows, _) = engine.prefill_chunk(session, tokens, output)?;
         tokens = &tokens[rows..];
+        advanced(rows);
     }
     Ok(())
 }
@@ -256,23 +293,25 @@ fn report(
         precision: opened.engine.options().precision.to_string(),
         prefill_chunk: chunk,
         repetitions: arguments.repetitions,
-        method: METHOD,
+        method: METHOD.join(" "),
         cases,
     }
 }
 
 impl Report {
     fn to_text(&self) -> String {
-        let mut text = pairs(&[
+        let mut rows = vec![
             ("model", self.model.to_text()),
             ("device", on(&self.device)),
             ("precision", self.precision.clone()),
             ("chunk", counted(self.prefill_chunk, "token")),
             (
                 "measured",
-                format!("{} each; {METHOD}", counted(self.repetitions, "time")),
+                format!("{} each:", counted(self.repetitions, "time")),
             ),
-        ]);
+        ];
+        rows.extend(METHOD.map(|line| ("", line.to_string())));
+        let mut text = pairs(&rows);
         let header = [
             "",
             "tokens",
@@ -281,7 +320,7 @@ impl Report {
             "min",
             "max",
             "dispatches",
-            "counted",
+            "memory moved, counted",
         ];
         let mut rows = vec![header.map(String::from).to_vec()];
         for case in &self.cases {
@@ -305,6 +344,7 @@ impl Report {
         }
         text.push('\n');
         text.push_str(&table(&rows));
+        text.push_str(LEGEND);
         text
     }
 }

@@ -504,15 +504,22 @@ impl Running {
             return "unknown: the system does not tell how much memory is free".into();
         };
         let limit = bytes(limit);
-        let largest_text = counted(largest, "token");
-        if beside == longest {
-            format!("{largest_text}, all that the model was made for, in {limit}")
-        } else {
+        let mut text = counted(largest, "token");
+        text.push_str(&if largest == longest {
+            let session = bytes(self.session.for_positions(longest));
             format!(
-                "{largest_text} in {limit}; {} if the weights are to stay in memory too",
-                counted(beside, "token")
+                ", all that the model was made for: needs {session} of the {limit} that may be taken"
             )
+        } else {
+            format!(", what fits the {limit} that may be taken")
+        });
+        if beside < largest {
+            text.push_str(&format!(
+                "; {} if the weights are to stay in memory too",
+                counted(beside, "token")
+            ));
         }
+        text
     }
 }
 

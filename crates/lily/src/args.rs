@@ -17,14 +17,16 @@ Examples:
   lily run \"What is the capital of Norway?\"
   lily run --model ~/models/Qwen3.6-35B-A3B-4bit \"Explain mixture-of-experts models\"
   lily inspect ~/models/Qwen3.6-35B-A3B-4bit
-  lily plan path/to/config.json
+  lily plan fixtures/qwen3.6-35b-a3b/config.json    (the file is in a clone of Lily)
   lily bench --prefill 128,512 --decode 64
   lily verify";
 
 /// An inference engine for Qwen3.5 and Qwen3.6 mixture-of-experts models.
 ///
-/// Without --model, the small model that is part of this program answers: lily-tiny, with the same
-/// architecture. It knows a few hundred facts and is meant for trying things out.
+/// Without --model, the small model that is part of this program answers: lily-tiny, of the same
+/// architecture. It exercises the engine and knows only what it was trained on: capitals, chemical
+/// symbols, sums of two-digit numbers, spelling, greetings, short stories, small JSON, finding a value
+/// in a text. Outside of that it talks nonsense.
 #[derive(Debug, Parser)]
 #[command(name = "lily", version, after_help = format!("{EXAMPLES}\n\n{EXIT_CODES}"))]
 #[command(arg_required_else_help = true, max_term_width = 100)]
@@ -37,18 +39,14 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// The subcommands.
+/// The subcommands. Each is described by its arguments: a doc comment on a variant would replace both
+/// their texts, the long one by nothing.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Answer a prompt
     Run(Box<RunArguments>),
-    /// Show what one token and one prompt chunk cost, from a config.json alone
     Plan(PlanArguments),
-    /// Show what a checkpoint is, what memory it takes and what speed to expect here
     Inspect(InspectArguments),
-    /// Measure prefill and decode
     Bench(BenchArguments),
-    /// Compare the model's predictions with recorded ones
     Verify(VerifyArguments),
 }
 
@@ -61,11 +59,11 @@ pub enum DeviceChoice {
     Cpu,
     /// The processor, with the plain loops that everything is compared with; very slow
     Reference,
-    /// An Apple GPU; not in this build
+    /// An Apple GPU; not yet written
     Metal,
-    /// An NVIDIA GPU; not in this build
+    /// An NVIDIA GPU; not yet written
     Cuda,
-    /// The GPU kernels, emulated on the processor; not in this build
+    /// The GPU kernels, emulated on the processor; not yet written
     Emulated,
 }
 
@@ -115,15 +113,18 @@ pub struct DeviceArguments {
     about = "Answer a prompt",
     long_about = "Answer a prompt. The answer's content goes to standard output as it is made, and nothing \
                   else does; tool calls are one JSON object a line there. Reasoning goes to standard error, \
-                  if that is a terminal.",
+                  if that is a terminal. An answer that --max-tokens ends while it still reasons has no \
+                  content: a note on standard error says so, and the status is 0.",
     after_help = format!("\
 Examples:
   lily run \"What is the capital of Norway?\"
   echo \"What is 17 + 25?\" | lily run --no-thinking
   lily run --seed 7 --temperature 0.8 \"Tell me a story about a fox and a lantern.\"
   lily run --json --logprobs 3 --greedy \"Hello!\"
-  lily run --tools tools.json \"Set a timer for 5 minutes.\"
+  lily run --greedy --tools models/lily-tiny/tools.json \"Set a timer for 5 minutes.\"
   lily run --raw --max-tokens 40 \"Once upon a time\"
+
+The tools of the example are in a clone of Lily: models/lily-tiny/tools.json
 
 {EXIT_CODES}")
 )]
@@ -146,7 +147,8 @@ pub struct RunArguments {
     /// Answer at once, without reasoning first
     #[arg(long)]
     pub no_thinking: bool,
-    /// Most tokens of the answer [default: 32768, or what fits the context and the memory]
+    /// Most tokens of the answer, its reasoning included [default: 32768, or what fits the context and
+    /// the memory]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub max_tokens: Option<usize>,
     /// Longest prompt and answer together [default: what the model was made for]
@@ -187,7 +189,8 @@ pub struct SamplingArguments {
     /// Keep tokens at least this many times as likely as the likeliest, from 0 and below 1
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
-    /// Divides the logits of tokens seen in prompt or answer; 1 is none
+    /// For tokens seen in prompt or answer: positive logits are divided by it, negative ones multiplied;
+    /// 1 is none
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtracted from the logits of tokens the answer has, from -2 to 2
@@ -199,7 +202,7 @@ pub struct SamplingArguments {
     /// Added to one token's logit, from -100 to 100; may be repeated
     #[arg(long, value_name = "ID=VALUE", value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Makes the answer repeatable [default: a new one each time; --json and --verbose tell it]
+    /// Makes the answer repeatable [default: a new one each time; shown by --json and --verbose]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Report log-probabilities, with N alternatives for each token (0 to 20)
@@ -243,16 +246,16 @@ pub enum ReasoningChoice {
 #[derive(Debug, Args)]
 #[command(
     about = "Show what one token and one prompt chunk cost, from a config.json alone",
-    long_about = "Show the plan of one decoded token and of one prefill chunk: steps, stages, dispatches, \
-                  bytes and floating-point operations, fused and expanded, priced for named machines. Works \
-                  from a config.json alone. Prices are bounds by counting, never measurements; every \
-                  assumption is printed.",
+    long_about = "Show the plan of one decoded token and of one prefill chunk: stages, dispatches, bytes and \
+                  floating-point operations, fused and expanded, priced for named machines; then the \
+                  boundaries that remain, with their prices. Works from a config.json alone. Prices are \
+                  bounds by counting, never measurements; every assumption is printed.",
     after_help = format!("\
-Examples:
-  lily plan path/to/config.json
-  lily plan --context 32768 --chunk 1024 --machine m5-max path/to/config.json
-  lily plan --steps
-  lily plan --json path/to/config.json | jq .decode.fused.dispatches
+Examples, from a clone of Lily:
+  lily plan fixtures/qwen3.6-35b-a3b/config.json
+  lily plan --context 32768 --machine m5-max fixtures/qwen3.6-35b-a3b/config.json
+  lily plan --details fixtures/qwen3.6-35b-a3b/config.json
+  lily plan --json fixtures/qwen3.6-35b-a3b/config.json | jq .decode.fused.dispatches
 
 {EXIT_CODES}")
 )]
@@ -275,7 +278,10 @@ pub struct PlanArguments {
     /// Threads of this processor, where it is priced [default: all cores]
     #[arg(long, value_name = "N", value_parser = positive_up_to::<1024>)]
     pub threads: Option<usize>,
-    /// List every step with the shapes and formats of its operands
+    /// Also list the steps of each kind of layer, the operations, and why each boundary must stand
+    #[arg(long)]
+    pub details: bool,
+    /// The same with every step and the shapes and formats of its operands
     #[arg(long)]
     pub steps: bool,
     /// As JSON
@@ -330,12 +336,13 @@ pub struct InspectArguments {
     about = "Measure prefill and decode",
     long_about = "Measure prefill and decode at given lengths: one warm-up, then repetitions of all cases in \
                   alternating order; median, least and most. Prompts are synthetic and nothing is sampled: \
-                  decode goes on with the token the device itself chooses.",
+                  decode goes on with the token the device itself chooses. Long contexts take minutes: each \
+                  run first fills the cache that far, off the clock.",
     after_help = format!("\
 Examples:
   lily bench
-  lily bench --prefill 128,512,2048 --decode 64 --context 0,4096
-  lily bench --require-kernels avx2 --json > bench.json
+  lily bench --prefill 128,512 --decode 64 --context 0,2048
+  lily bench --require-kernels native --json > bench.json
 
 {EXIT_CODES}")
 )]
@@ -358,7 +365,8 @@ pub struct BenchArguments {
     )]
     #[arg(value_parser = positive)]
     pub decode: Vec<usize>,
-    /// Tokens already in the cache when the clock starts; each case runs at each of them
+    /// Tokens already in the cache when the clock starts; each case runs at each of them, and thousands
+    /// take minutes
     #[arg(
         long,
         value_name = "TOKENS",

@@ -9,6 +9,10 @@ use lily_plan::{Machine, ModelDescription, PlanReport, route};
 use std::path::Path;
 use std::sync::Arc;
 
+const MORE: &str = "\
+With --details: steps, operations, and why each boundary must stand. With --steps: every step.
+";
+
 /// Runs the subcommand.
 pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failure> {
     let declared = declared_model(arguments.config.as_deref().or(model))?;
@@ -37,8 +41,10 @@ pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failu
     let mut console = Console::new(false);
     if arguments.json {
         console.print_json(&report)
-    } else {
+    } else if arguments.steps || arguments.details {
         console.print(&report.to_text(arguments.steps))
+    } else {
+        console.print(&format!("{}\n{MORE}", report.to_summary()))
     }
 }
 

@@ -81,18 +81,47 @@ fn plans_depend_on_what_is_asked() {
 }
 
 #[test]
-fn plans_for_people_print_every_assumption() {
+fn plans_for_people_print_every_assumption_and_boundary() {
     let config = real_config();
     let text = lily(&["plan", &config]).worked().output;
     for part in [
         "DECODE",
         "PREFILL",
         "measured just now",
-        "nothing was measured on Apple hardware",
         "not a measurement",
     ] {
         assert!(text.contains(part), "{part}");
     }
+    assert!(
+        text.lines().count() < 140 && !text.contains("Steps"),
+        "{text}"
+    );
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let report = lily(&["plan", "--json", &config]).json();
+    let machines = ["M5 Max", "H200"].map(|name| {
+        let mut machines = report["machines"].as_array().unwrap().iter();
+        machines.find(|machine| machine["name"] == name).unwrap()
+    });
+    for machine in machines {
+        for assumption in machine["assumptions"].as_array().unwrap() {
+            let assumption = assumption.as_str().unwrap();
+            assert!(words(&text).contains(assumption), "{assumption}");
+        }
+    }
+    for phase in ["decode", "prefill"] {
+        for boundary in report[phase]["fused"]["boundaries"].as_array().unwrap() {
+            let (count, name) = (&boundary["count"], boundary["name"].as_str().unwrap());
+            let line = text
+                .lines()
+                .map(words)
+                .find(|line| line.starts_with(&format!("{count} ")) && line.ends_with(name));
+            let prices = line.expect(name).matches('s').count();
+            assert!(prices >= 3, "{name} has a price for each machine");
+        }
+    }
+    let details = lily(&["plan", "--details", &config]).worked().output;
+    assert!(details.contains("Steps, fused") && details.contains("By operation, fused"));
+    assert!(details.contains("each output sums over the whole input row"));
     let steps = lily(&["plan", "--steps", "--machine", "m5-max"])
         .worked()
         .output;
@@ -131,6 +160,18 @@ fn the_embedded_model_is_inspected() {
     assert_eq!((largest("1MB"), largest("10GB")), (0, 32_768));
     let between = largest("40MB");
     assert!(between > 0 && between < 32_768, "{between}");
+    let longest = |memory: &str| {
+        let text = lily(&["inspect", "--memory", memory]).worked().output;
+        let line = text.lines().find(|line| line.contains("longest context"));
+        line.unwrap().to_string()
+    };
+    let all = longest("10GB");
+    assert!(
+        all.contains("needs 70.4 MB of the 10.0 GB that may be taken"),
+        "{all}"
+    );
+    let some = longest("40MB");
+    assert!(some.contains("fits the 40.0 MB"), "{some}");
 }
 
 #[test]
@@ -222,7 +263,9 @@ fn bench_measures_each_case_as_often_as_asked() {
     .worked()
     .output;
     assert!(
-        text.contains("kernels native") && text.contains("median tok/s"),
+        text.contains("kernels native")
+            && text.contains("median tok/s")
+            && text.contains("memory moved, counted"),
         "{text}"
     );
 }

@@ -342,6 +342,26 @@ fn tool_calls_are_lines_of_json() {
 }
 
 #[test]
+fn the_example_with_tools_calls_one() {
+    let help = lily(&["run", "--help"]).worked().output;
+    let mut examples = help.lines().map(str::trim);
+    let example = examples
+        .find(|line| line.starts_with("lily run") && line.contains("--tools"))
+        .unwrap();
+    let (flags, prompt) = example.split_once(" \"").unwrap();
+    let path = "models/lily-tiny/tools.json";
+    let tools = repository(path);
+    let mut arguments: Vec<&str> = flags.split(' ').skip(1).collect();
+    let named = arguments.iter_mut().find(|argument| **argument == path);
+    *named.unwrap() = tools.to_str().unwrap();
+    arguments.push(prompt.trim_end_matches('"'));
+    assert_eq!(
+        lily(&arguments).worked().output,
+        "{\"name\":\"start_timer\",\"arguments\":{\"minutes\":5}}\n"
+    );
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_error() {
     for arguments in [
         &["run", "--no-thinking", "Count from 1 to 60."][..],

@@ -1,0 +1,226 @@
+// The race build's checker and counters. Kernels are compiled with -fsanitize=thread but linked with these hooks instead
+// of the sanitizer's runtime, so every load and store of theirs calls in with its address. A cell of shadow memory for
+// each byte remembers who touched it and after which barriers; a log for each lane is turned into counts whenever the
+// lanes of a simdgroup meet.
+#define MSL_RACE 1
+#include "msl_cpu.h"
+#include <algorithm>
+#include <dlfcn.h>
+#include <unordered_map>
+#include <vector>
+namespace msl {
+const void* race_code;  // where the access was written that met a fault
+namespace {
+// ---- memory that a dispatch may touch
+struct Access { u32 tg, barrier, sg_barrier; u16 tid; u8 atomic, valid; };
+struct Cell { Access write, read, other_read; };
+// Buffers that overlap share one shadow; memory that nothing can write needs none.
+struct Shadow { u8 *lo, *hi; Cell* cells; };
+struct Range { u8 *lo, *hi; int index; bool read_only; u64 line_offset; int shadow; };
+std::vector<Range> ranges; std::vector<Shadow> shadows; Cell* arena_cells;
+enum { ARENA_SPACE = 255, BANKS = 32, LINE = 128 };
+
+Range* find(const u8* p, int n, bool write) {
+  Range* part = nullptr;
+  for (Range& r : ranges) {
+    if (p < r.lo || p >= r.hi) continue;
+    if (p + n <= r.hi && !(write && r.read_only)) return &r;
+    part = &r;
+  }
+  return part;
+}
+bool in_image(const void* p) {
+  static Dl_info own; static int known = dladdr((const void*)&race_code, &own);
+  Dl_info info; return known && dladdr(p, &info) && info.dli_fbase == own.dli_fbase;
+}
+
+// ---- counters: an access of a simdgroup is what its lanes do at one place in the code, the n-th time since they last
+// met. Lanes run one after the other here, so each keeps a log, and the logs are laid side by side when they meet.
+struct Record { u32 place; u32 bytes; u64 at; u8 space, write; };
+std::vector<Record> logs[MAX_THREADS];
+std::unordered_map<const void*, u32> places;
+struct { const void* code; u32 place; } recent[1024];
+MslTraffic traffic[MSL_BUFFERS]; u64 tg_read, tg_written, tg_accesses, conflicts;
+
+u32 place_of(const void* code) {
+  auto& slot = recent[((uintptr_t)code ^ (uintptr_t)code >> 10) & 1023];
+  if (slot.code != code) slot = {code, places.emplace(code, (u32)places.size()).first->second};
+  return slot.place;
+}
+void count_threadgroup(const std::vector<const Record*>& lanes) {
+  std::vector<u64> words;
+  for (const Record* r : lanes) {
+    (r->write ? tg_written : tg_read) += r->bytes;
+    for (u64 w = r->at / 4; w <= (r->at + r->bytes - 1) / 4; ++w) words.push_back(w);
+  }
+  std::sort(words.begin(), words.end());
+  words.erase(std::unique(words.begin(), words.end()), words.end());
+  u64 load[BANKS] = {}, most = 0;
+  for (u64 w : words) most = std::max(most, ++load[w % BANKS]);
+  tg_accesses++;
+  conflicts += most - (words.size() + BANKS - 1) / BANKS;
+}
+void count_device(const std::vector<const Record*>& lanes) {
+  std::vector<u64> lines;
+  for (const Record* r : lanes) {
+    MslTraffic& t = traffic[r->space];
+    (r->write ? t.written_bytes : t.read_bytes) += r->bytes;
+    for (u64 l = r->at / LINE; l <= (r->at + r->bytes - 1) / LINE; ++l) lines.push_back((u64)r->space << 48 | l);
+  }
+  std::sort(lines.begin(), lines.end());
+  lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  bool write = lanes[0]->write; int space = -1;
+  for (u64 l : lines) {
+    MslTraffic& t = traffic[l >> 48];
+    (write ? t.written_lines : t.read_lines)++;
+    if (space != (int)(l >> 48)) (write ? t.written_accesses : t.read_accesses)++;
+    space = l >> 48;
+  }
+}
+}  // namespace
+
+void race_flush(int simdgroup) {
+  // A number for each pair of place and occurrence; the records of one number are one access of the simdgroup.
+  static std::vector<u32> most, seen, base, touched; static std::vector<std::vector<const Record*>> groups;
+  if (most.size() < places.size()) { most.resize(places.size()); seen.resize(places.size()); base.resize(places.size()); }
+  int first = simdgroup * 32, last = std::min(first + 32, C->nlanes);
+  touched.clear();
+  for (int i = first; i < last; ++i) {
+    for (const Record& r : logs[i]) { if (!most[r.place]) { touched.push_back(r.place); most[r.place] = 1; } most[r.place] = std::max(most[r.place], ++seen[r.place]); }
+    for (const Record& r : logs[i]) seen[r.place] = 0;
+  }
+  if (touched.empty()) return;
+  u32 total = 0;
+  for (u32 p : touched) { base[p] = total; total += most[p]; most[p] = 0; }
+  if (groups.size() < total) groups.resize(total);
+  for (int i = first; i < last; ++i) {
+    for (const Record& r : logs[i]) groups[base[r.place] + seen[r.place]++].push_back(&r);
+    for (const Record& r : logs[i]) seen[r.place] = 0;
+  }
+  for (u32 g = 0; g < total; ++g) {
+    if (groups[g][0]->space == ARENA_SPACE) count_threadgroup(groups[g]); else count_device(groups[g]);
+    groups[g].clear();
+  }
+  for (int i = first; i < last; ++i) logs[i].clear();
+}
+
+namespace {
+// ---- races
+// Whether two atomic accesses may meet without a barrier: a plain store may not meet anything, nor a load an update.
+bool both_atomic(u8 a, u8 b) { return a && b && a == b && a != 2; }
+bool ordered(const Access& a, bool device) {
+  if (a.tg != C->tgid_linear) return !device;  // threadgroup memory is another threadgroup's by then
+  if (a.tid == C->cur->tid) return true;
+  if (a.barrier != (device ? C->dev_epoch : C->tg_epoch)) return true;
+  return a.tid / 32 == C->cur->sgi && a.sg_barrier != (device ? mysg().dev_epoch : mysg().tg_epoch);
+}
+[[noreturn]] void race(const char* kind, const Access& a, const char* memory, long at) {
+  const Lane& l = *C->cur;
+  fail(RACE, "%s on %s at byte %ld: thread %d of threadgroup %u against thread %d of threadgroup %u (this thread last met others in %s, %s:%d)", kind, memory, at, l.tid, C->tgid_linear, a.tid, a.tg, l.what, l.site.file, l.site.line);
+}
+[[gnu::noinline]] void touch(const volatile void* pointer, u32 n, bool write, u8 atomic, const void* code, bool aligned) {
+  if (!C || !C->cur || C->error) return;
+  u8* p = (u8*)pointer; race_code = code;
+  bool device; Cell* cells; long at; char memory[32];
+  if (p >= C->arena && p < C->arena + ARENA) {
+    device = false; at = p - C->arena; cells = arena_cells + at;
+    auto within = [&](void* start, u32 bytes) { return p >= (u8*)start && p + n <= (u8*)start + bytes; };
+    bool in = false;
+    for (int i = 0; i < C->nslots; ++i) in = in || within(C->slots[i], C->slot_bytes[i]);
+    for (u32 i = 0; i < C->dispatch->threadgroup_count; ++i) in = in || within(C->tgparam[i], C->dispatch->threadgroup_bytes[i]);
+    if (!in) fail(OUT_OF_BOUNDS, "%u bytes of threadgroup memory at byte %ld, outside of every variable", n, at);
+    strcpy(memory, "threadgroup memory");
+    if (C->dispatch->counters_only) cells = nullptr;
+    logs[C->cur->tid].push_back({place_of(code), n, (u64)at, ARENA_SPACE, write});
+  } else if (Range* r = find(p, n, write)) {
+    device = true; at = p - r->lo;
+    if (p + n > r->hi) fail(OUT_OF_BOUNDS, "%u bytes at byte %ld of buffer %d, which has %ld", n, at, r->index, (long)(r->hi - r->lo));
+    if (write && r->read_only) fail(OUT_OF_BOUNDS, "a store to buffer %d, which is bound read-only", r->index);
+    snprintf(memory, sizeof memory, "buffer %d", r->index);
+    Shadow& s = shadows[r->shadow];
+    cells = s.cells ? s.cells + (p - s.lo) : nullptr;
+    logs[C->cur->tid].push_back({place_of(code), n, at + r->line_offset, (u8)r->index, write});
+  } else {
+    // Stacks, the runtime's own memory and the library's constants are no business of the checker.
+    if (p >= C->stacks && p < C->stacks + (size_t)MAX_THREADS * STACK) return;
+    if (p >= (u8*)C && p < (u8*)C + sizeof(Ctx)) return;
+    if (C->args->buf && p >= (u8*)C->args->buf && p < (u8*)(C->args->buf + C->args->nbuf)) return;
+    if (in_image(p)) return;
+    const Range* near = nullptr; long best = 1l << 62;
+    for (Range& r : ranges) { long away = p < r.lo ? r.lo - p : p - r.hi; if (away < best) best = away, near = &r; }
+    fail(OUT_OF_BOUNDS, "%u bytes in no buffer; byte %ld from the start of buffer %d, which has %ld", n, near ? (long)(p - near->lo) : 0, near ? near->index : -1, near ? (long)(near->hi - near->lo) : 0);
+  }
+  if (aligned && (uintptr_t)p % n) fail(MISALIGNED, "%u bytes at byte %ld of %s, not a multiple of %u", n, at, memory, n);
+  if (!cells) return;
+  Access now{C->tgid_linear, device ? C->dev_epoch : C->tg_epoch, device ? mysg().dev_epoch : mysg().tg_epoch, C->cur->tid, atomic, 1};
+  auto clash = [&](const Access& a) { return a.valid && !both_atomic(a.atomic, atomic) && !ordered(a, device); };
+  for (u32 i = 0; i < n; ++i) {
+    Cell& x = cells[i];
+    if (!device && !write && !(x.write.valid && x.write.tg == now.tg)) fail(UNINITIALISED, "a load of threadgroup memory that was never written, at byte %ld", at + i);
+    if (clash(x.write)) race(write ? "write after write" : "read after write", x.write, memory, at + i);
+    if (write) {
+      if (clash(x.read)) race("write after read", x.read, memory, at + i);
+      if (clash(x.other_read)) race("write after read", x.other_read, memory, at + i);
+      x.write = now;
+    } else {
+      if (x.read.valid && x.read.tid != now.tid) x.other_read = x.read;
+      x.read = now;
+    }
+  }
+}
+}  // namespace
+
+void race_atomic(const volatile void* p, int bytes, int kind) { touch(p, bytes, kind != 1, kind, __builtin_return_address(0), true); }
+
+void race_begin(const MslDispatch& d) {
+  race_code = nullptr;
+  ranges.clear(); shadows.clear();
+  for (u32 i = 0; i < d.buffer_count; ++i) {
+    const MslBuffer& b = d.buffers[i];
+    if (b.pointer) ranges.push_back({(u8*)b.pointer, (u8*)b.pointer + b.bytes, (int)i, b.read_only != 0, b.line_offset, 0});
+  }
+  std::vector<Range*> order; std::vector<bool> written;
+  for (Range& r : ranges) order.push_back(&r);
+  std::sort(order.begin(), order.end(), [](Range* a, Range* b) { return a->lo < b->lo; });
+  for (Range* r : order) {
+    if (shadows.empty() || r->lo >= shadows.back().hi) { shadows.push_back({r->lo, r->hi, nullptr}); written.push_back(false); }
+    Shadow& s = shadows.back();
+    s.hi = std::max(s.hi, r->hi);
+    r->shadow = (int)shadows.size() - 1;
+    if (!r->read_only) written.back() = true;
+  }
+  if (!d.counters_only) for (size_t i = 0; i < shadows.size(); ++i) if (written[i]) shadows[i].cells = (Cell*)calloc(shadows[i].hi - shadows[i].lo, sizeof(Cell));
+  if (!arena_cells) arena_cells = (Cell*)malloc(ARENA * sizeof(Cell));
+  memset(arena_cells, 0, ARENA * sizeof(Cell));
+  for (auto& log : logs) log.clear();
+  memset(traffic, 0, sizeof traffic); tg_read = tg_written = tg_accesses = conflicts = 0;
+}
+void race_end(MslReport& r) {
+  for (Shadow& s : shadows) { free(s.cells); s.cells = nullptr; }
+  memcpy(r.buffers, traffic, sizeof traffic);
+  r.threadgroup_read_bytes = tg_read; r.threadgroup_written_bytes = tg_written;
+  r.threadgroup_accesses = tg_accesses; r.bank_conflicts = conflicts;
+  // Only what an access met has a place in the code: a divergence is reported by the lines of its operations.
+  if (r.fault == DIVERGENCE || r.fault == LIMIT) race_code = nullptr;
+}
+}  // namespace msl
+
+// ------------------------------------------------------------------ what the compiler's instrumentation calls
+using msl::touch;
+extern "C" {
+#define MSL_HOOK(n) \
+  void __tsan_read##n(void* p) { touch(p, n, false, 0, __builtin_return_address(0), true); } \
+  void __tsan_write##n(void* p) { touch(p, n, true, 0, __builtin_return_address(0), true); } \
+  void __tsan_volatile_read##n(void* p) { touch(p, n, false, 0, __builtin_return_address(0), true); } \
+  void __tsan_volatile_write##n(void* p) { touch(p, n, true, 0, __builtin_return_address(0), true); } \
+  void __tsan_unaligned_read##n(void* p) { touch(p, n, false, 0, __builtin_return_address(0), false); } \
+  void __tsan_unaligned_write##n(void* p) { touch(p, n, true, 0, __builtin_return_address(0), false); }
+MSL_HOOK(1) MSL_HOOK(2) MSL_HOOK(4) MSL_HOOK(8) MSL_HOOK(16)
+void __tsan_read_range(void* p, long n) { touch(p, (msl::u32)n, false, 0, __builtin_return_address(0), false); }
+void __tsan_write_range(void* p, long n) { touch(p, (msl::u32)n, true, 0, __builtin_return_address(0), false); }
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
+}

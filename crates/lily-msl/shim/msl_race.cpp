@@ -36,7 +36,8 @@ bool in_image(const void* p) {
 
 // ---- counters: an access of a simdgroup is what its lanes do at one place in the code, the n-th time since they last
 // met. Lanes run one after the other here, so each keeps a log, and the logs are laid side by side when they meet.
-struct Record { u32 place; u32 bytes; u64 at; u8 space, write; };
+enum Direction : u8 { LOAD = 1, STORE = 2, UPDATE = LOAD | STORE };
+struct Record { u32 place; u32 bytes; u64 at; u8 space, direction; };
 std::vector<Record> logs[MAX_THREADS];
 std::unordered_map<const void*, u32> places;
 struct { const void* code; u32 place; } recent[1024];
@@ -48,9 +49,11 @@ u32 place_of(const void* code) {
   return slot.place;
 }
 void count_threadgroup(const std::vector<const Record*>& lanes) {
-  std::vector<u64> words;
+  static std::vector<u64> words;
+  words.clear();
   for (const Record* r : lanes) {
-    (r->write ? tg_written : tg_read) += r->bytes;
+    if (r->direction & LOAD) tg_read += r->bytes;
+    if (r->direction & STORE) tg_written += r->bytes;
     for (u64 w = r->at / 4; w <= (r->at + r->bytes - 1) / 4; ++w) words.push_back(w);
   }
   std::sort(words.begin(), words.end());
@@ -61,19 +64,22 @@ void count_threadgroup(const std::vector<const Record*>& lanes) {
   conflicts += most - (words.size() + BANKS - 1) / BANKS;
 }
 void count_device(const std::vector<const Record*>& lanes) {
-  std::vector<u64> lines;
+  static std::vector<u64> lines;
+  lines.clear();
   for (const Record* r : lanes) {
     MslTraffic& t = traffic[r->space];
-    (r->write ? t.written_bytes : t.read_bytes) += r->bytes;
+    if (r->direction & LOAD) t.read_bytes += r->bytes;
+    if (r->direction & STORE) t.written_bytes += r->bytes;
     for (u64 l = r->at / LINE; l <= (r->at + r->bytes - 1) / LINE; ++l) lines.push_back((u64)r->space << 48 | l);
   }
   std::sort(lines.begin(), lines.end());
   lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
-  bool write = lanes[0]->write; int space = -1;
+  u8 direction = lanes[0]->direction; int space = -1;
   for (u64 l : lines) {
     MslTraffic& t = traffic[l >> 48];
-    (write ? t.written_lines : t.read_lines)++;
-    if (space != (int)(l >> 48)) (write ? t.written_accesses : t.read_accesses)++;
+    bool first = space != (int)(l >> 48);
+    if (direction & LOAD) { t.read_lines++; t.read_accesses += first; }
+    if (direction & STORE) { t.written_lines++; t.written_accesses += first; }
     space = l >> 48;
   }
 }
@@ -121,6 +127,7 @@ bool ordered(const Access& a, bool device) {
 [[gnu::noinline]] void touch(const volatile void* pointer, u32 n, bool write, u8 atomic, const void* code, bool aligned) {
   if (!C || !C->cur || C->error) return;
   u8* p = (u8*)pointer; race_code = code;
+  u8 direction = atomic == 3 ? UPDATE : write ? STORE : LOAD;
   bool device; Cell* cells; long at; char memory[32];
   if (p >= C->arena && p < C->arena + ARENA) {
     device = false; at = p - C->arena; cells = arena_cells + at;
@@ -131,7 +138,7 @@ bool ordered(const Access& a, bool device) {
     if (!in) fail(OUT_OF_BOUNDS, "%u bytes of threadgroup memory at byte %ld, outside of every variable", n, at);
     strcpy(memory, "threadgroup memory");
     if (C->dispatch->counters_only) cells = nullptr;
-    logs[C->cur->tid].push_back({place_of(code), n, (u64)at, ARENA_SPACE, write});
+    logs[C->cur->tid].push_back({place_of(code), n, (u64)at, ARENA_SPACE, direction});
   } else if (Range* r = find(p, n, write)) {
     device = true; at = p - r->lo;
     if (p + n > r->hi) fail(OUT_OF_BOUNDS, "%u bytes at byte %ld of buffer %d, which has %ld", n, at, r->index, (long)(r->hi - r->lo));
@@ -139,7 +146,7 @@ bool ordered(const Access& a, bool device) {
     snprintf(memory, sizeof memory, "buffer %d", r->index);
     Shadow& s = shadows[r->shadow];
     cells = s.cells ? s.cells + (p - s.lo) : nullptr;
-    logs[C->cur->tid].push_back({place_of(code), n, at + r->line_offset, (u8)r->index, write});
+    logs[C->cur->tid].push_back({place_of(code), n, at + r->line_offset, (u8)r->index, direction});
   } else {
     // Stacks, the runtime's own memory and the library's constants are no business of the checker.
     if (p >= C->stacks && p < C->stacks + (size_t)MAX_THREADS * STACK) return;

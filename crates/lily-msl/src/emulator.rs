@@ -1,9 +1,11 @@
 //! Building kernel files for this machine.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::compiler;
 use crate::library::Library;
@@ -130,6 +132,8 @@ impl Emulator {
             "{name}-{}.o",
             key(&(source, &all, SHIM, compiler_version()))
         ));
+        let turn = turn_of(&path);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if path.is_file() {
             return Ok(path);
         }
@@ -146,6 +150,8 @@ impl Emulator {
 
     fn link(&self, objects: &[PathBuf]) -> Result<PathBuf, EmulatorError> {
         let path = self.directory.join(format!("library-{}.so", key(&objects)));
+        let turn = turn_of(&path);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         if path.is_file() {
             return Ok(path);
         }
@@ -168,6 +174,14 @@ impl Emulator {
         self.directory
             .join(format!("unfinished-{process}-{number}.{ending}"))
     }
+}
+
+/// Whoever holds it makes the file; other threads of this process wait for it instead of doing the same work.
+fn turn_of(path: &Path) -> Arc<Mutex<()>> {
+    static TURNS: OnceLock<Mutex<HashMap<PathBuf, Arc<Mutex<()>>>>> = OnceLock::new();
+    let turns = TURNS.get_or_init(Mutex::default);
+    let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
+    turns.entry(path.to_owned()).or_default().clone()
 }
 
 fn unusable(path: &Path, error: &std::io::Error) -> EmulatorError {
@@ -199,7 +213,7 @@ fn machine_flags() -> Vec<&'static str> {
 
 /// What the compiler says of itself: another one builds afresh.
 fn compiler_version() -> &'static str {
-    static VERSION: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| compiler::run(["--version"], "").unwrap_or_default())
 }
 

@@ -69,6 +69,11 @@ impl ModelConfig {
         }
     }
 
+    /// How many layers are attention layers.
+    pub fn attention_layers(&self) -> usize {
+        self.layers / self.full_attention_interval
+    }
+
     /// Channels of the causal convolution: query, key and value heads side by side (2·Hk·Dk + Hv·Dv).
     pub fn conv_channels(&self) -> usize {
         2 * self.linear_key_heads * self.linear_key_dim + self.linear_value_width()

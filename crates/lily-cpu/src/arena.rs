@@ -182,6 +182,28 @@ impl<'a, T> Output<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(start), length) }
     }
 
+    /// `length` elements from `start`, to be read by as many as like; panics if out of bounds.
+    ///
+    /// # Safety
+    /// Nobody writes the range while the slice lives: the step declares reading it and not writing it.
+    pub unsafe fn shared(self, start: usize, length: usize) -> &'a [T] {
+        assert!(
+            start <= self.length && length <= self.length - start,
+            "state out of bounds"
+        );
+        // SAFETY: in bounds by the assertion, not written by this function's contract.
+        unsafe { std::slice::from_raw_parts(self.pointer.add(start), length) }
+    }
+
+    /// All of it, to be read by as many as like.
+    ///
+    /// # Safety
+    /// As for [`shared`](Self::shared).
+    pub unsafe fn all_shared(self) -> &'a [T] {
+        // SAFETY: forwarded.
+        unsafe { self.shared(0, self.length) }
+    }
+
     /// All of it.
     ///
     /// # Safety

@@ -6,6 +6,7 @@ use crate::context::Context;
 use crate::device::{CpuDevice, Run};
 use crate::reference;
 use crate::state::NEXT;
+use crate::weights::Weights;
 use lily_plan::{
     DeviceError, ElementType, Launch, Operation, Outcome, Plan, Resource, ScratchId, StateSlot,
 };
@@ -44,23 +45,48 @@ impl CpuDevice {
         plan: &Arc<Plan>,
         launch: Launch<'_>,
     ) -> Result<(Outcome, Vec<StepDifference>), DeviceError> {
+        self.compare(None, plan, launch)
+    }
+
+    /// [`compare_steps`](Self::compare_steps) with the reference on the weights of `right`: so the comparison
+    /// itself is tested.
+    pub fn compare_steps_with(
+        &mut self,
+        right: &CpuDevice,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+    ) -> Result<(Outcome, Vec<StepDifference>), DeviceError> {
+        self.compare(Some(&right.weights), plan, launch)
+    }
+
+    fn compare(
+        &mut self,
+        right: Option<&Weights>,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+    ) -> Result<(Outcome, Vec<StepDifference>), DeviceError> {
         let mut differences = Vec::new();
         let outcome = self.run(plan, launch, |run, stage| {
-            differences.extend(stage.iter().map(|&step| compare(run, step)));
+            let weights = right.unwrap_or(run.context.weights);
+            let reference = Context {
+                weights,
+                ..*run.context
+            };
+            differences.extend(stage.iter().map(|&step| compare(run, &reference, step)));
         })?;
         Ok((outcome, differences))
     }
 }
 
-fn compare(run: &Run<'_>, step: usize) -> StepDifference {
+fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
     let context = run.context;
     let operation = &context.plan.steps[step].operation;
     let writes = operation.access().writes;
-    let magnitudes = reference::product_magnitudes(context, operation).unwrap_or_default();
+    let magnitudes = reference::product_magnitudes(right, operation).unwrap_or_default();
 
     // Neither may live on what the other, or anyone before, has left.
     poison(context, &writes);
-    reference::run_step(context, step);
+    reference::run_step(right, step);
     let expected: Vec<_> = writes
         .iter()
         .map(|&resource| capture(context, resource))

@@ -31,8 +31,8 @@ pub struct CpuOptions {
     pub kernels: Kernels,
     /// Threads; all cores by default.
     pub threads: Option<usize>,
-    /// Use no vector instructions beyond what the compiler assumes, for comparison.
-    pub portable: bool,
+    /// Which vector instructions the native kernels use; the widest there are, if not given.
+    pub instruction_set: Option<InstructionSet>,
     /// What working memory holds before it is written. NaN makes a value that is read too early show;
     /// tests that leave steps out want a number.
     pub fill: f32,
@@ -43,7 +43,7 @@ impl Default for CpuOptions {
         CpuOptions {
             kernels: Kernels::Native,
             threads: None,
-            portable: false,
+            instruction_set: None,
             fill: f32::NAN,
         }
     }
@@ -104,11 +104,16 @@ impl CpuDevice {
                 bytes: 0,
                 reason: error.to_string(),
             })?;
-        let set = if options.portable {
-            InstructionSet::Portable
-        } else {
-            InstructionSet::detect()
-        };
+        let set = options
+            .instruction_set
+            .unwrap_or_else(InstructionSet::detect);
+        if !InstructionSet::available().contains(&set) {
+            return Err(DeviceError::Unsupported {
+                device: "cpu".into(),
+                what: format!("{} kernels", set.name()),
+                reason: "this processor does not have these instructions".into(),
+            });
+        }
         Ok(CpuDevice {
             model: Arc::new(weights.describe()),
             weights,
@@ -208,7 +213,11 @@ impl Device for CpuDevice {
     }
 
     fn working_bytes(&self, plan: &Plan) -> u64 {
-        plan.place(|_| ELEMENT_BYTES).arena_bytes as u64
+        // The arena, and the logits as they are handed out.
+        let logits = plan
+            .logits
+            .map_or(0, |id| plan.spec(id).elements() * ELEMENT_BYTES);
+        (plan.place(|_| ELEMENT_BYTES).arena_bytes + logits) as u64
     }
 
     fn new_session(

@@ -12,4 +12,4 @@ mod weights;
 
 pub use check::StepDifference;
 pub use device::{CpuDevice, CpuOptions, Kernels};
-pub use native::measure_bandwidth;
+pub use native::{InstructionSet, measure_bandwidth};

@@ -45,9 +45,7 @@ enum LayerState {
 /// Memory of a session of `config` on this device.
 pub(crate) fn session_bytes(config: &ModelConfig, precision: Precision) -> SessionBytes {
     let (history, recurrent) = delta_elements(config);
-    let attention = (0..config.layers)
-        .filter(|&layer| config.layer_kind(layer) == LayerKind::Attention)
-        .count();
+    let attention = config.attention_layers();
     SessionBytes {
         fixed: ((config.layers - attention) * 2 * (history + recurrent) * 4) as u64,
         each_position: (attention * 2 * config.key_value_width() * precision.activation().bytes())
@@ -400,11 +398,11 @@ impl<'a> CacheView<'a> {
         match &self.memory {
             CacheMemory::F32(memory) => {
                 // SAFETY: no writer by this function's contract.
-                out.copy_from_slice(unsafe { memory.slice(start, out.len()) });
+                out.copy_from_slice(unsafe { memory.shared(start, out.len()) });
             }
             CacheMemory::Bf16(memory) => {
                 // SAFETY: no writer by this function's contract.
-                let stored = unsafe { memory.slice(start, out.len()) };
+                let stored = unsafe { memory.shared(start, out.len()) };
                 for (out, &stored) in out.iter_mut().zip(stored.iter()) {
                     *out = bf16_to_f32(stored);
                 }

@@ -8,9 +8,9 @@ use lily_checkpoint::{WeightId, WeightRole};
 use lily_cpu::CpuDevice;
 use lily_plan::{
     Device, ElementType, Launch, Observer, Operation, Phase, Plan, PlanBuilder, PlanClass,
-    PlanOutput, Precision, ScratchId, StateCopy, StateSlot,
+    PlanOutput, Precision, ScratchId, StateCopy, StateSlot, WeightArithmetic,
 };
-use lily_testing::{Runner, Synthetic, distance, read_tensors, repository};
+use lily_testing::{Packed, Runner, Synthetic, distance, read_stored, read_tensors, repository};
 use serde_json::json;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,13 +53,7 @@ impl OneStep<'_> {
         runner: &mut Runner<CpuDevice>,
         make: impl Fn(&[ScratchId], &[ScratchId]) -> Operation,
     ) -> Vec<Vec<f32>> {
-        let class = PlanClass {
-            phase: Phase::Prefill,
-            precision: Precision::F32,
-            rows: self.rows,
-            context: 4_096,
-            output: PlanOutput::State,
-        };
+        let class = class_of(self.rows);
         let mut builder = PlanBuilder::new(&runner.model, class);
         builder.set_layer(Some(0));
         let mut preset = Vec::new();
@@ -91,6 +85,17 @@ impl OneStep<'_> {
         };
         runner.device.execute(&plan, launch).unwrap();
         keep.values
+    }
+}
+
+/// Rows of one sequence, in f32.
+fn class_of(rows: usize) -> PlanClass {
+    PlanClass {
+        phase: Phase::Prefill,
+        precision: Precision::F32,
+        rows,
+        context: 4_096,
+        output: PlanOutput::State,
     }
 }
 
@@ -281,8 +286,8 @@ fn gated_delta_steps_with_a_zero_key() {
     }
 }
 
-/// Positions up to the end of the context. The angle's own rounding grows with the position: MLX and
-/// Hugging Face differ by as much as the bounds here (fixtures/oracle-ops/ops.json).
+/// Positions up to the end of the context. The angle's own rounding grows with the position: in its cosine MLX and
+/// Hugging Face differ by a quarter of these bounds (fixtures/oracle-ops/ops.json), and values go up to four.
 #[test]
 fn rotary_embedding_at_recorded_positions() {
     let goldens = goldens();
@@ -295,12 +300,12 @@ fn rotary_embedding_at_recorded_positions() {
     for mut runner in both(&model) {
         for (position, bound) in [
             (0, 0.0),
-            (1, 1e-6),
-            (2, 1e-6),
-            (100, 5e-6),
-            (4_095, 1e-4),
-            (100_000, 2e-3),
-            (262_143, 4e-3),
+            (1, 4e-6),
+            (2, 4e-6),
+            (100, 2e-5),
+            (4_095, 4e-4),
+            (100_000, 8e-3),
+            (262_143, 1.6e-2),
         ] {
             runner.session = runner.device.new_session(Precision::F32, 262_144).unwrap();
             skip_to(&mut runner, position);
@@ -315,7 +320,7 @@ fn rotary_embedding_at_recorded_positions() {
             });
             let expected = &goldens[&format!("rope.pos{position}")].1;
             let (_, largest) = distance(&found[0], expected);
-            assert!(largest <= bound * 4.0, "position {position}: {largest:.2e}");
+            assert!(largest <= bound, "position {position}: {largest:.2e}");
         }
     }
 }
@@ -379,11 +384,121 @@ fn router_ties_go_to_the_lower_id() {
     }
 }
 
-/// The recorded intermediate values of layers 0, 2 and 3: state, caches, norms, routing.
+/// Products with the recorded weights of every affine width and group.
+#[test]
+fn products_of_every_format() {
+    let path = repository("fixtures/oracle-ops/quant.safetensors");
+    let (stored, goldens) = (read_stored(&path), read_tensors(&path));
+    let mut formats = 0;
+    for bits in [2, 3, 4, 5, 6, 8] {
+        for group in [32, 64, 128] {
+            let name = format!("affine.b{bits}.g{group}");
+            let part = |part: &str| stored[&format!("{name}.{part}")].clone();
+            let mut model = Synthetic::small(json!({"num_experts": 8}));
+            let packed = Packed {
+                codes: part("weight"),
+                scales: part("scales"),
+                biases: part("biases"),
+            };
+            model
+                .packed
+                .insert("model.layers.0.mlp.gate".into(), packed);
+            for mut runner in both(&model) {
+                let step = OneStep {
+                    rows: 3,
+                    reads: vec![("x", 3, &goldens[&format!("{name}.x")].1)],
+                    writes: vec![("y", 8, F32)],
+                };
+                let found = step.run(&mut runner, |inputs, outputs| Operation::Project {
+                    input: inputs[0],
+                    weight: in_first(WeightRole::Router),
+                    output: outputs[0],
+                    arithmetic: WeightArithmetic::Exact,
+                });
+                assert_close(&name, &found[0], &goldens[&format!("{name}.y")].1, 1e-6);
+            }
+            formats += 1;
+        }
+    }
+    assert_eq!(formats, 18);
+}
+
+/// Products of rows with the experts they chose.
+#[test]
+fn products_with_chosen_experts() {
+    let path = repository("fixtures/oracle-ops/quant.safetensors");
+    let (stored, goldens) = (read_stored(&path), read_tensors(&path));
+    let part = |part: &str| stored[&format!("gather.{part}")].clone();
+    let mut model = Synthetic::small(json!({
+        "hidden_size": 64, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+    }));
+    for layer in 0..2 {
+        let path = format!("language_model.model.layers.{layer}.mlp.switch_mlp.down_proj");
+        model.config["quantization"][path] = json!(false);
+    }
+    let packed = Packed {
+        codes: part("weight"),
+        scales: part("scales"),
+        biases: part("biases"),
+    };
+    model
+        .packed
+        .insert("model.layers.0.mlp.switch_mlp.gate_proj".into(), packed);
+    let ids: Vec<f32> = stored["gather.idx"]
+        .1
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]) as f32)
+        .collect();
+    for mut runner in both(&model) {
+        for grouped in [false, true] {
+            let class = class_of(5);
+            let mut builder = PlanBuilder::new(&runner.model, class);
+            builder.set_layer(Some(0));
+            let input = builder.scratch("x", 5, 64, F32);
+            let chosen = builder.scratch("ids", 5, 2, ElementType::U32);
+            let grouping = builder.scratch("grouping", 1, 4 + 1 + 10, ElementType::U32);
+            let output = builder.scratch("y", 10, 16, F32);
+            if grouped {
+                builder.push(Operation::GroupExperts {
+                    ids: chosen,
+                    grouping,
+                });
+            }
+            builder.push(Operation::ExpertProject {
+                input,
+                ids: chosen,
+                grouping: grouped.then_some(grouping),
+                weight: in_first(WeightRole::ExpertGateProjection),
+                output,
+                arithmetic: WeightArithmetic::Exact,
+            });
+            let plan = Arc::new(builder.finish(None, vec![output]));
+            let mut keep = Keep {
+                wanted: vec![output],
+                values: Vec::new(),
+            };
+            let launch = Launch {
+                tokens: &[0; 5],
+                sessions: &mut [runner.session.as_mut()],
+                preset: &[
+                    (input, goldens["gather.x"].1.clone()),
+                    (chosen, ids.clone()),
+                ],
+                token_limit: u32::MAX,
+                observer: Some(&mut keep),
+            };
+            runner.device.execute(&plan, launch).unwrap();
+            assert_close("experts", &keep.values[0], &goldens["gather.y"].1, 1e-6);
+        }
+    }
+}
+
+/// Every intermediate value that is recorded, by the names that expanded plans give them.
 #[test]
 fn intermediate_values_of_the_small_oracles() {
     for name in ["oracle-small-a", "oracle-small-b", "oracle-small-c"] {
         let Some(directory) = lily_testing::fixture(name) else {
+            assert_eq!(name, "oracle-small-a", "the others are in the repository");
             continue;
         };
         let goldens = read_tensors(&directory.join("golden.safetensors"));
@@ -393,6 +508,7 @@ fn intermediate_values_of_the_small_oracles() {
             .unwrap();
         for options in [native(), reference()] {
             let mut runner = common::open(&directory, Precision::F32, &options);
+            runner.expanded = true;
             let plan = runner.plan(Phase::Prefill, 17, PlanOutput::AllLogits);
             let mut seen = Seen {
                 plan: plan.clone(),
@@ -420,27 +536,58 @@ fn intermediate_values_of_the_small_oracles() {
                 let expected = &hidden[(layer + 1) * width..][..width];
                 assert_close(&format!("{name}: layer {layer}"), &found, expected, 1e-5);
             }
+            let last = &hidden[(config.layers + 1) * width..];
+            assert_close("final norm", &seen.get(None, "normed", 0), last, 1e-5);
+            let mut compared = 0;
             for layer in [0, 3] {
-                let golden = |what: &str| &goldens[&format!("p17.l{layer}.{what}")].1;
+                let golden = |what: &str| goldens.get(&format!("p17.l{layer}.{what}"));
                 for (value, nth, what) in [
                     ("normed", 0, "input_norm"),
+                    ("projected", 0, "mixer_out"),
                     ("normed", 1, "post_norm"),
                     ("router-logits", 0, "router_logits"),
                     ("shared-gate", 0, "shared_gate_logit"),
+                    ("shared-output", 0, "shared_out"),
+                    ("combined", 0, "moe_out"),
+                    ("z", 0, "gdn.in_proj_z"),
+                    ("b", 0, "gdn.in_proj_b"),
+                    ("a", 0, "gdn.in_proj_a"),
+                    ("convolved", 0, "gdn.conv1d"),
+                    ("mixed", 0, "gdn.norm"),
+                    ("normed-queries", 0, "attn.q_norm"),
+                    ("normed-keys", 0, "attn.k_norm"),
                 ] {
+                    let Some((_, expected)) = golden(what) else {
+                        continue;
+                    };
+                    let mut expected = expected.clone();
+                    if what == "gdn.conv1d" {
+                        // Recorded before silu.
+                        expected.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp());
+                    }
                     let found = seen.get(Some(layer), value, nth);
-                    assert_close(&format!("{name}: {what}"), &found, golden(what), 1e-5);
+                    assert_close(&format!("{name}: {what}"), &found, &expected, 1e-5);
+                    compared += 1;
                 }
                 let mut ids = seen.get(Some(layer), "expert-ids", 0);
                 for row in ids.chunks_mut(config.experts_per_token) {
                     row.sort_by(f32::total_cmp);
                 }
                 assert_eq!(
-                    &ids,
-                    golden("topk_ids"),
+                    ids,
+                    golden("topk_ids").unwrap().1,
                     "{name}: topk_ids of layer {layer}"
                 );
             }
+            let recorded = goldens
+                .keys()
+                .filter(|key| key.starts_with("p17.l0.") || key.starts_with("p17.l3."))
+                .filter(|key| !key.contains("cache") && !key.contains("topk"))
+                .count();
+            assert_eq!(
+                compared, recorded,
+                "{name}: everything that is recorded is compared"
+            );
             let read = |slot| runner.session.read(slot);
             let history = read(StateSlot::ConvolutionHistory(2, StateCopy::Live));
             assert_close("history", &history, &goldens["p17.l2.conv_state"].1, 1e-5);

@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{native, on, open};
+use common::{native, on};
 use lily_checkpoint::Checkpoint;
-use lily_cpu::CpuDevice;
-use lily_plan::{Launch, Phase, Plan, PlanOutput, Precision};
+use lily_cpu::{CpuDevice, CpuOptions, InstructionSet};
+use lily_plan::{Device, Launch, Phase, Plan, PlanClass, PlanOutput, Precision};
 use lily_testing::{Runner, Synthetic, fixture, repository};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -38,10 +38,18 @@ fn check(
 }
 
 fn check_model(checkpoint: &Arc<Checkpoint>, rows: &[usize]) -> BTreeSet<&'static str> {
+    check_model_with(checkpoint, rows, &native())
+}
+
+fn check_model_with(
+    checkpoint: &Arc<Checkpoint>,
+    rows: &[usize],
+    options: &CpuOptions,
+) -> BTreeSet<&'static str> {
     let mut seen = BTreeSet::new();
     for precision in [Precision::F32, Precision::Bf16] {
         for expanded in [false, true] {
-            let mut runner = on(checkpoint.clone(), precision, &native());
+            let mut runner = on(checkpoint.clone(), precision, options);
             runner.expanded = expanded;
             let vocabulary = runner.model.config.vocab_size as u32;
             let tokens = |count: usize| -> Vec<u32> {
@@ -150,10 +158,7 @@ fn attention_agrees_at_the_edges_of_its_blocks() {
 fn decode_agrees_beyond_the_first_context_band() {
     let checkpoint = Synthetic::small(json!({"hidden_size": 64})).open();
     let mut runner = on(checkpoint, Precision::Bf16, &native());
-    runner.session = {
-        use lily_plan::Device;
-        runner.device.new_session(Precision::Bf16, 4_200).unwrap()
-    };
+    runner.session = runner.device.new_session(Precision::Bf16, 4_200).unwrap();
     let tokens: Vec<u32> = (0..4_094).map(|i| i * 7 % 320).collect();
     runner.prefill(&tokens, 512);
     for _ in 0..5 {
@@ -163,27 +168,53 @@ fn decode_agrees_beyond_the_first_context_band() {
     assert_eq!(runner.session.position(), 4_099);
 }
 
-/// The comparison itself must be able to fail: a native kernel on other weights is found out.
+/// The kernels of every instruction set this processor has, not only the widest.
+#[test]
+fn each_step_agrees_on_every_instruction_set() {
+    let checkpoint = Synthetic::small(json!({})).open();
+    for set in InstructionSet::available() {
+        let options = CpuOptions {
+            instruction_set: Some(set),
+            ..native()
+        };
+        check_model_with(&checkpoint, &[21], &options);
+    }
+}
+
+/// The comparison itself must be able to fail: one weight changed between two computations of a step, by
+/// far less than anyone would see in an answer, is found, and in that step alone.
 #[test]
 fn a_wrong_result_is_found() {
-    let directory = repository("models/lily-tiny");
-    let mut runner = open(&directory, Precision::F32, &native());
-    let plan = runner.plan(Phase::Prefill, 4, PlanOutput::AllLogits);
+    let mut model = Synthetic::small(json!({"num_hidden_layers": 4}));
+    let norm: Vec<f32> = (0..256).map(|i| 1.0 + (i % 7) as f32 / 50.0).collect();
+    let path = "model.layers.2.input_layernorm";
+    model.given.insert(path.into(), norm.clone());
+    let right = CpuDevice::new(model.open(), &native()).unwrap();
+    let mut wrong = norm;
+    wrong[100] *= 1.0 + 1e-4;
+    model.given.insert(path.into(), wrong);
+    let mut device = CpuDevice::new(model.open(), &native()).unwrap();
+    let mut session = device.new_session(Precision::F32, 64).unwrap();
+    let class = PlanClass {
+        phase: Phase::Prefill,
+        precision: Precision::F32,
+        rows: 4,
+        context: 4_096,
+        output: PlanOutput::AllLogits,
+    };
+    let plan = Arc::new(Plan::record(device.model(), class));
     let launch = Launch {
         tokens: &[1, 2, 3, 4],
-        sessions: &mut [runner.session.as_mut()],
+        sessions: &mut [session.as_mut()],
         preset: &[],
         token_limit: u32::MAX,
         observer: None,
     };
-    let (_, differences) = runner.device.compare_steps(&plan, launch).unwrap();
-    // Bounds are no wider than rounding: some differences must come near them, none to nothing.
-    let largest = differences
+    let (_, differences) = device.compare_steps_with(&right, &plan, launch).unwrap();
+    let wrong: Vec<&str> = differences
         .iter()
-        .map(|difference| difference.excess)
-        .fold(0.0, f64::max);
-    assert!(
-        largest > 0.001,
-        "bounds are too wide to find anything: {largest}"
-    );
+        .filter(|difference| difference.excess > 1.0)
+        .map(|difference| difference.label.as_str())
+        .collect();
+    assert_eq!(wrong, ["layer 2: rms-norm"]);
 }

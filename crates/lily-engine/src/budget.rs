@@ -114,12 +114,6 @@ impl Budget {
     }
 }
 
-impl Reservation {
-    pub fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget

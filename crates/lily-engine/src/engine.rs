@@ -132,7 +132,7 @@ impl Engine {
         Ok(Session {
             tokens: Vec::new(),
             state,
-            reservation,
+            _reservation: reservation,
         })
     }
 

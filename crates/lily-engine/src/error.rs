@@ -23,6 +23,16 @@ pub enum EngineError {
         /// Tokens the model was made for.
         model: usize,
     },
+    /// The prompt is far too long to be cut into tokens for nothing.
+    #[error(
+        "the prompt has {bytes} bytes, which cannot fit the context of {context} tokens: shorten the prompt"
+    )]
+    PromptTooLong {
+        /// Bytes of the prompt.
+        bytes: usize,
+        /// Tokens the engine was set up for.
+        context: usize,
+    },
     /// The request's memory is more than there is.
     #[error(
         "the request needs {} for {positions} tokens and {} are free of {}: ask for fewer tokens, \

@@ -171,7 +171,11 @@ impl Engine {
         let needed = prompt + max_tokens;
         let mut session = match session {
             Some(session) if session.capacity() >= needed => session,
-            _ => self.open_session(needed)?,
+            too_small => {
+                // Its memory is free before more is asked for.
+                drop(too_small);
+                self.open_session(needed)?
+            }
         };
         // The last token of the prompt is always computed: its logits choose the answer's first.
         let held = session.tokens.len();

@@ -1,6 +1,8 @@
 //! Sessions, prefill and decode loops, sampling, memory budget. Knows devices by their trait alone, and
 //! nothing of command lines or HTTP.
 
+#![forbid(unsafe_code)]
+
 mod budget;
 mod engine;
 mod error;

@@ -7,7 +7,8 @@ use lily_plan::SessionState;
 pub struct Session {
     pub(crate) tokens: Vec<u32>,
     pub(crate) state: Box<dyn SessionState>,
-    pub(crate) reservation: Reservation,
+    /// Given back when the session goes.
+    pub(crate) _reservation: Reservation,
 }
 
 impl Session {
@@ -19,11 +20,6 @@ impl Session {
     /// Positions it may grow to.
     pub fn capacity(&self) -> usize {
         self.state.capacity()
-    }
-
-    /// Bytes set aside for it.
-    pub fn reserved_bytes(&self) -> u64 {
-        self.reservation.bytes()
     }
 
     /// Bytes it really takes so far.

@@ -66,6 +66,13 @@ impl TextModel {
         if stop_ids.is_empty() {
             stop_ids = checkpoint.config().eos_token_ids.clone();
         }
+        let vocabulary = checkpoint.config().vocab_size;
+        if let Some(id) = stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
+            return Err(failed(
+                "generation_config.json",
+                format!("eos_token_id {id} of a vocabulary of {vocabulary} rows"),
+            ));
+        }
         Ok(TextModel {
             tokenizer: Arc::new(tokenizer),
             template,
@@ -106,8 +113,38 @@ impl TextModel {
         parameters
     }
 
+    /// The tokens of a prompt for a context of `context` tokens. A text that cannot fit is refused before
+    /// the work of cutting it up is done.
+    pub fn encode(&self, prompt: &str, context: usize) -> Result<Vec<u32>, EngineError> {
+        // Normalisation composes characters: it may shorten a text, to a third of its bytes at most.
+        let longest = 3 * self.tokenizer.longest_token();
+        if prompt.len() / longest > context {
+            return Err(EngineError::PromptTooLong {
+                bytes: prompt.len(),
+                context,
+            });
+        }
+        self.tokenizer
+            .encode(prompt)
+            .map_err(|error| EngineError::TextFile {
+                file: "tokenizer.json".into(),
+                reason: error.to_string(),
+            })
+    }
+
     /// The prompt of a conversation, up to where the answer begins.
+    ///
+    /// # Errors
+    ///
+    /// What the template refuses, and images and videos: the template would put placeholders for them into
+    /// the prompt, and the model would answer as if it had seen something.
     pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        for (index, message) in conversation.messages.iter().enumerate() {
+            if let Some(part) = unreadable_part(message) {
+                let reason = format!("a part of type {part}: only text is read");
+                return Err(TemplateError::Message { index, reason });
+            }
+        }
         let template = self.template.as_ref().ok_or(TemplateError::Missing)?;
         template.render(&RenderRequest {
             messages: &conversation.messages,
@@ -116,4 +153,19 @@ impl TextModel {
             variables: &conversation.variables,
         })
     }
+}
+
+/// The type of the first part of a message that is not text.
+fn unreadable_part(message: &Value) -> Option<String> {
+    let parts = message.get("content")?.as_array()?;
+    parts.iter().find_map(|part| {
+        let named = part
+            .get("type")
+            .and_then(Value::as_str)
+            .filter(|&name| name != "text");
+        let keyed = ["image", "image_url", "video", "video_url", "input_audio"]
+            .into_iter()
+            .find(|key| part.get(key).is_some());
+        named.or(keyed).map(str::to_string)
+    })
 }

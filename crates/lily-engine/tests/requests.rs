@@ -4,9 +4,11 @@
 mod support;
 
 use lily_engine::{
-    CancelFlag, EngineError, FinishReason, GenerationRequest, Progress, SamplingParameters,
+    CancelFlag, Conversation, EngineError, FinishReason, GenerationRequest, Progress,
+    SamplingParameters,
 };
-use support::{answer, engine, engine_with, question};
+use serde_json::json;
+use support::{answer, engine, engine_with, question, try_engine};
 
 const STORY: &str = "Tell me a story about a fox and a lantern.";
 const NORWAY: &str = "What is the capital of Norway?";
@@ -228,7 +230,7 @@ fn a_session_that_goes_on_computes_only_what_is_new() {
     let mut prompt = first;
     prompt.extend(generation.tokens());
     let more = "\n<|im_start|>user\nWhat is my name?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-    prompt.extend(engine.text().tokenizer().encode(more));
+    prompt.extend(engine.text().tokenizer().encode(more).unwrap());
     let request = GenerationRequest {
         prompt: prompt.clone(),
         ..GenerationRequest::default()
@@ -332,11 +334,69 @@ fn a_request_beyond_the_memory_is_refused_with_the_numbers_before_it_is_taken() 
 }
 
 #[test]
-fn an_engine_whose_working_memory_does_not_fit_does_not_start() {
-    let result = std::panic::catch_unwind(|| {
-        engine_with(|options| options.memory_limit = Some(1 << 20));
-    });
-    assert!(result.is_err());
+fn an_engine_that_cannot_work_does_not_start() {
+    let error = try_engine(|options| options.memory_limit = Some(1 << 20))
+        .err()
+        .unwrap();
+    assert!(
+        matches!(error, EngineError::WorkingMemoryExceeded { .. }),
+        "{error}"
+    );
+    for context in [0, 32_769] {
+        let error = try_engine(|options| options.context = Some(context))
+            .err()
+            .unwrap();
+        assert!(matches!(error, EngineError::Context { .. }), "{error}");
+        assert!(error.to_string().contains("32768"), "{error}");
+    }
+}
+
+#[test]
+fn a_prompt_that_cannot_fit_is_refused_before_it_is_cut_up() {
+    let engine = engine();
+    let text = "word ".repeat(4_000_000);
+    let started = std::time::Instant::now();
+    let error = engine.text().encode(&text, engine.context()).err().unwrap();
+    assert!(matches!(
+        error,
+        EngineError::PromptTooLong {
+            bytes: 20_000_000,
+            context: 32_768
+        }
+    ));
+    assert!(started.elapsed().as_secs_f64() < 0.5);
+    assert!(engine.text().encode("a short one", 32_768).unwrap().len() < 10);
+}
+
+#[test]
+fn images_are_refused_by_name_and_not_answered_as_if_seen() {
+    let engine = engine();
+    for part in [
+        json!({"type": "image_url", "image_url": {"url": "data:,"}}),
+        json!({"image": "x"}),
+        json!({"type": "video", "video": "x"}),
+        json!({"type": "input_audio", "input_audio": {}}),
+    ] {
+        let parts = json!([{"type": "text", "text": "What is this?"}, part]);
+        let conversation = Conversation {
+            messages: vec![json!({"role": "user", "content": parts})],
+            ..Conversation::default()
+        };
+        let message = engine.text().render(&conversation).unwrap_err().to_string();
+        assert!(message.contains("only text is read"), "{message}");
+    }
+    let text = json!([{"type": "text", "text": "Hi"}, {"text": " there"}]);
+    let conversation = Conversation {
+        messages: vec![json!({"role": "user", "content": text})],
+        ..Conversation::default()
+    };
+    assert!(
+        engine
+            .text()
+            .render(&conversation)
+            .unwrap()
+            .contains("Hi there")
+    );
 }
 
 #[test]

@@ -235,7 +235,7 @@ impl MemoryPlan {
     /// Memory of `model` at `precision` when `plans` are the ones that run.
     pub fn new(model: &ModelDescription, precision: Precision, plans: &[&Plan]) -> Self {
         let config = &model.config;
-        let attention_layers = config.layers / config.full_attention_interval;
+        let attention_layers = config.attention_layers();
         let delta_layers = config.layers - attention_layers;
         let activation = precision.activation().bytes();
         let history = (config.conv_kernel - 1) * config.conv_channels() * activation;

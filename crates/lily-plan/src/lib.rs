@@ -1,6 +1,8 @@
 //! The forward pass as data: operations with contracts, plans, hazards and stages, fused operations
 //! with their meaning, routes, counting and pricing. Knows no device; works from a `config.json` alone.
 
+#![forbid(unsafe_code)]
+
 mod access;
 mod boundary;
 mod builder;

@@ -3,7 +3,10 @@
 //! Notation: R rows of this run (tokens of one sequence in prefill, one token each of R sessions in
 //! decode); H, Nq, Nkv, D, Hk, Hv, Dk, Dv, K, E, k, I, Is, V as in [`ModelConfig`](lily_checkpoint::ModelConfig).
 //! Every operation computes in f32 and rounds once, to the element type of the operand it writes.
-//! In f32 a row's result depends on that row and its past only. Sections are those of docs/model.md.
+//! A row's result depends on that row and its past only, at every precision: not on the rows computed with it, nor on
+//! how a prompt is cut into chunks. Exception: decode and prefill differ in the last bits, in f32 because decode
+//! sums attention by blocks ([`Operation::AttentionPartial`]), in bf16 also because prefill rounds dequantised weights
+//! ([`WeightArithmetic::RoundedToBf16`]) and what its longer sequences of steps pass through memory. Sections are those of docs/model.md.
 
 // Shapes stand in brackets and are no links.
 #![allow(rustdoc::broken_intra_doc_links)]

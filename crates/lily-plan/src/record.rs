@@ -323,12 +323,9 @@ impl Recorder {
             _ => (residual, self.builder.class.rows),
         };
         let logits = self.float("logits", rows, config.vocab_size);
-        // A few rows: the head reads its 4-bit rows once, whatever the phase, and exactly.
-        let arithmetic = if rows == 1 {
-            WeightArithmetic::Exact
-        } else {
-            self.arithmetic
-        };
+        // Exact in prefill too: a prompt's first token is chosen as every other, and scores are those of the
+        // logits that are sampled from.
+        let arithmetic = WeightArithmetic::Exact;
         self.push(Operation::Projections {
             input,
             norm: Some(WeightId::global(WeightRole::FinalNorm)),

@@ -8,7 +8,7 @@ use crate::model::ModelDescription;
 use crate::operand::{ElementType, Precision, Resource, StateSlot};
 use crate::plan::{Phase, Plan, PlanClass, PlanOutput};
 use crate::route;
-use lily_checkpoint::{LayerKind, WeightId};
+use lily_checkpoint::WeightId;
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
 
@@ -240,9 +240,7 @@ impl PlanReport {
         PlanReport {
             model: ModelSummary {
                 layers: config.layers,
-                attention_layers: (0..config.layers)
-                    .filter(|&layer| config.layer_kind(layer) == LayerKind::Attention)
-                    .count(),
+                attention_layers: config.attention_layers(),
                 hidden_size: config.hidden_size,
                 experts: config.experts,
                 experts_per_token: config.experts_per_token,

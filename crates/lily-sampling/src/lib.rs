@@ -35,6 +35,8 @@
 //! and then selects by mass in a list that grows only when the distribution is flat. Buffers are reused:
 //! once warm, a step allocates nothing unless alternatives were asked for.
 
+#![forbid(unsafe_code)]
+
 mod candidates;
 mod parameters;
 mod random;

@@ -50,6 +50,21 @@ pub fn read_tensors(path: &Path) -> HashMap<String, (Vec<usize>, Vec<f32>)> {
     tensors
 }
 
+/// The tensors of a small safetensors file as they are stored: shapes and bytes.
+///
+/// # Panics
+/// If the file is not there or not sound.
+pub fn read_stored(path: &Path) -> HashMap<String, (Vec<usize>, Vec<u8>)> {
+    let bytes = std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let header = parse_header(&bytes, bytes.len() as u64, "golden").expect("a sound file");
+    let stored =
+        |start: u64, length: u64| bytes[start as usize..(start + length) as usize].to_vec();
+    let tensors = header.tensors.into_iter();
+    tensors
+        .map(|t| (t.name, (t.shape, stored(t.start, t.length))))
+        .collect()
+}
+
 /// A recorded prompt of one of the small oracles.
 #[derive(Clone, Debug)]
 pub struct GoldenPrompt {

@@ -9,6 +9,17 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
 
+/// A quantised weight as it is stored: shape and bytes of codes, scales and biases.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    /// u32 words.
+    pub codes: (Vec<usize>, Vec<u8>),
+    /// bf16 numbers.
+    pub scales: (Vec<usize>, Vec<u8>),
+    /// bf16 numbers.
+    pub biases: (Vec<usize>, Vec<u8>),
+}
+
 /// A checkpoint to be made.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
@@ -16,6 +27,8 @@ pub struct Synthetic {
     pub config: Value,
     /// Weights with given values, by module path (`model.layers.0.input_layernorm`); stored plainly, in f32.
     pub given: HashMap<String, Vec<f32>>,
+    /// Weights given as they are stored, by module path.
+    pub packed: HashMap<String, Packed>,
     /// Seed of the random weights.
     pub seed: u64,
 }
@@ -48,6 +61,7 @@ impl Synthetic {
         Synthetic {
             config,
             given: HashMap::new(),
+            packed: HashMap::new(),
             seed: 1,
         }
     }
@@ -80,6 +94,27 @@ impl Synthetic {
                 format!("{path}.weight")
             };
             let shape = spec.shape.stored();
+            if let Some(Packed {
+                codes,
+                scales,
+                biases,
+            }) = self.packed.get(&spec.id.module_path())
+            {
+                add(name, "U32", codes.0.clone(), codes.1.clone());
+                add(
+                    format!("{path}.scales"),
+                    "BF16",
+                    scales.0.clone(),
+                    scales.1.clone(),
+                );
+                add(
+                    format!("{path}.biases"),
+                    "BF16",
+                    biases.0.clone(),
+                    biases.1.clone(),
+                );
+                continue;
+            }
             if let Some(values) = self.given.get(&spec.id.module_path()) {
                 let bytes = values
                     .iter()

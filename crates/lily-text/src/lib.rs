@@ -6,6 +6,8 @@
 //! All inputs (tokenizer files, templates, prompts, model output) are
 //! untrusted: they lead to errors, never to panics.
 
+#![forbid(unsafe_code)]
+
 mod detokenizer;
 mod error;
 pub mod fuzzing;

@@ -60,8 +60,6 @@ pub struct Tokenizer {
     library: tokenizers::Tokenizer,
     /// Bytes of every token, by id; `None` where the table has a hole.
     bytes: Vec<Option<Box<[u8]>>>,
-    /// The token of every single byte, for the lossless fallback.
-    byte_tokens: [u32; 256],
     special: HashSet<u32>,
     count: usize,
 }
@@ -108,7 +106,7 @@ impl Tokenizer {
         }
 
         let (bytes, count) = byte_table(&file, &library)?;
-        let byte_tokens = byte_tokens(&file.model.vocab)?;
+        check_every_byte_has_a_token(&file.model.vocab)?;
         let special = file
             .added_tokens
             .iter()
@@ -118,7 +116,6 @@ impl Tokenizer {
         let tokenizer = Self {
             library,
             bytes,
-            byte_tokens,
             special,
             count,
         };
@@ -128,20 +125,26 @@ impl Tokenizer {
 
     /// The tokens of a text. The text of added tokens (`<|im_start|>`,
     /// `<think>`, …) becomes those tokens; nothing is added around the text.
-    #[must_use]
-    pub fn encode(&self, text: &str) -> Vec<u32> {
-        match self.library.encode_fast(text, false) {
-            Ok(encoding) => encoding.get_ids().to_vec(),
-            Err(_) => self.encode_bytes(text),
-        }
+    ///
+    /// # Errors
+    ///
+    /// If the library gives up on the text.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let encoding = self
+            .library
+            .encode_fast(text, false)
+            .map_err(TextError::Library)?;
+        Ok(encoding.get_ids().to_vec())
     }
 
     /// The tokens of a text in which nothing has a special meaning: the text
     /// of an added token is spelled out with ordinary tokens.
-    #[must_use]
-    pub fn encode_plain(&self, text: &str) -> Vec<u32> {
-        self.try_encode_plain(text)
-            .unwrap_or_else(|_| self.encode_bytes(text))
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        self.try_encode_plain(text).map_err(TextError::Library)
     }
 
     fn try_encode_plain(&self, text: &str) -> tokenizers::Result<Vec<u32>> {
@@ -157,13 +160,6 @@ impl Tokenizer {
         pieces.tokenize(|piece| model.tokenize(piece.get()))?;
         let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
         Ok(encoding.get_ids().to_vec())
-    }
-
-    /// One token a byte: wasteful, but it always works and loses nothing.
-    fn encode_bytes(&self, text: &str) -> Vec<u32> {
-        text.bytes()
-            .map(|byte| self.byte_tokens[usize::from(byte)])
-            .collect()
     }
 
     /// The text of tokens. Bytes that are not UTF-8 become U+FFFD; ids that
@@ -197,6 +193,13 @@ impl Tokenizer {
         self.count
     }
 
+    /// Bytes of the longest token.
+    #[must_use]
+    pub fn longest_token(&self) -> usize {
+        let lengths = self.bytes.iter().flatten().map(|bytes| bytes.len());
+        lengths.max().unwrap_or(0).max(1)
+    }
+
     /// One more than the largest id.
     #[must_use]
     pub fn id_bound(&self) -> usize {
@@ -221,7 +224,7 @@ impl Tokenizer {
     /// the model, for example) would silently lose text, so it is tried once.
     fn check_round_trip(&self) -> Result<(), TextError> {
         let probe = "a B\t1\n é漢🙂\u{0}";
-        if self.decode(&self.encode_plain(probe)) == probe {
+        if self.decode(&self.encode_plain(probe)?) == probe {
             Ok(())
         } else {
             Err(TextError::Unsupported(
@@ -350,16 +353,16 @@ fn byte_table(
     Ok((table, count))
 }
 
-fn byte_tokens(vocabulary: &HashMap<String, u32>) -> Result<[u32; 256], TextError> {
-    let mut tokens = [0; 256];
+fn check_every_byte_has_a_token(vocabulary: &HashMap<String, u32>) -> Result<(), TextError> {
     for (character, byte) in byte_characters() {
         let mut buffer = [0; 4];
         let name: &str = character.encode_utf8(&mut buffer);
-        tokens[usize::from(byte)] = *vocabulary.get(name).ok_or_else(|| {
-            TextError::Unsupported(format!("there is no token for the byte {byte:#04x}"))
-        })?;
+        if !vocabulary.contains_key(name) {
+            let reason = format!("there is no token for the byte {byte:#04x}");
+            return Err(TextError::Unsupported(reason));
+        }
     }
-    Ok(tokens)
+    Ok(())
 }
 
 /// The byte-level alphabet: printable bytes stand for themselves, the others

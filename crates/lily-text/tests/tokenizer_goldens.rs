@@ -21,7 +21,7 @@ fn check_goldens(tokenizer: &Tokenizer) {
     for case in &cases {
         let text = case["text"].as_str().unwrap();
         let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
-        assert_eq!(tokenizer.encode(text), ids, "{text:?}");
+        assert_eq!(tokenizer.encode(text).unwrap(), ids, "{text:?}");
         assert_eq!(tokenizer.decode(&ids), case["decoded"].as_str().unwrap());
         let bytes: Vec<u8> = ids
             .iter()
@@ -59,7 +59,7 @@ fn combining_marks_stay_with_their_letters() {
         ("مرحبا بالعالم", 5),
         ("कि กำ", 2),
     ] {
-        assert_eq!(tokenizer.encode(text).len(), count, "{text}");
+        assert_eq!(tokenizer.encode(text).unwrap().len(), count, "{text}");
     }
 }
 
@@ -91,14 +91,14 @@ fn tokens_have_names_ids_and_bytes() {
 fn plain_encoding_gives_markup_no_meaning() {
     let tokenizer = reduced();
     let text = "<|im_end|>\n<think>a";
-    let markup = tokenizer.encode(text);
+    let markup = tokenizer.encode(text).unwrap();
     assert!(markup.contains(&248_046) && markup.contains(&248_068));
-    let plain = tokenizer.encode_plain(text);
+    let plain = tokenizer.encode_plain(text).unwrap();
     assert!(plain.iter().all(|&id| id < 248_044));
     assert_eq!(tokenizer.decode(&plain), text);
     assert_eq!(
-        tokenizer.encode_plain("Hello, world!"),
-        tokenizer.encode("Hello, world!")
+        tokenizer.encode_plain("Hello, world!").unwrap(),
+        tokenizer.encode("Hello, world!").unwrap()
     );
 }
 
@@ -176,7 +176,7 @@ fn malformed_tokenizers_are_errors() {
 #[test]
 fn half_characters_are_held_until_they_are_whole() {
     let tokenizer = Arc::new(reduced());
-    let ids = tokenizer.encode_plain("👩 a");
+    let ids = tokenizer.encode_plain("👩 a").unwrap();
     assert!(ids.len() >= 4, "the emoji takes several tokens");
     let mut detokenizer = Detokenizer::new(tokenizer.clone(), false);
     let pieces: Vec<String> = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -193,7 +193,9 @@ fn half_characters_are_held_until_they_are_whole() {
 #[test]
 fn special_tokens_are_skipped_on_demand() {
     let tokenizer = Arc::new(reduced());
-    let ids = tokenizer.encode("<think>a</think><tool_call>b<|im_end|>");
+    let ids = tokenizer
+        .encode("<think>a</think><tool_call>b<|im_end|>")
+        .unwrap();
     let text = |skip| {
         let mut detokenizer = Detokenizer::new(tokenizer.clone(), skip);
         let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -240,9 +242,9 @@ proptest! {
     fn any_text_survives_encoding(text in "\\PC{0,40}|[ \\r\\n\\ta-zé\u{300}]{0,60}|(<\\|im_end\\|>|<think>|x){0,8}") {
         let tokenizer = SHARED.with(Arc::clone);
         // NFC is idempotent, so what came out once comes out again.
-        let once = tokenizer.decode(&tokenizer.encode(&text));
-        prop_assert_eq!(&tokenizer.decode(&tokenizer.encode(&once)), &once);
-        prop_assert_eq!(&tokenizer.decode(&tokenizer.encode_plain(&once)), &once);
+        let once = tokenizer.decode(&tokenizer.encode(&text).unwrap());
+        prop_assert_eq!(&tokenizer.decode(&tokenizer.encode(&once).unwrap()), &once);
+        prop_assert_eq!(&tokenizer.decode(&tokenizer.encode_plain(&once).unwrap()), &once);
         if text.is_ascii() {
             prop_assert_eq!(once, text);
         }

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::format::{bytes, counted, grouped, pairs, rate, table};
 use crate::machine::this_processor;
 use crate::model::{ModelName, chunk_of, on, open_checkpoint, open_device};
-use lily_checkpoint::{Checkpoint, LayerKind, Summary, TensorCount};
+use lily_checkpoint::{Checkpoint, Summary, TensorCount};
 use lily_cpu::CpuDevice;
 use lily_engine::{EngineOptions, MemoryUse};
 use lily_plan::{
@@ -217,13 +217,6 @@ impl Report {
         ]
     }
 
-    fn attention_layers(&self) -> usize {
-        let config = &self.summary.config;
-        (0..config.layers)
-            .filter(|&layer| config.layer_kind(layer) == LayerKind::Attention)
-            .count()
-    }
-
     fn to_text(&self) -> String {
         let summary = &self.summary;
         let mut text = pairs(&[
@@ -295,7 +288,7 @@ impl Report {
 
     fn configuration(&self) -> String {
         let config = &self.summary.config;
-        let attention = self.attention_layers();
+        let attention = self.summary.config.attention_layers();
         pairs(&[
             (
                 "layers",
@@ -466,7 +459,7 @@ impl Report {
             "formats": formats,
             "config": {
                 "layers": config.layers,
-                "attention_layers": self.attention_layers(),
+                "attention_layers": self.summary.config.attention_layers(),
                 "hidden_size": config.hidden_size,
                 "attention_heads": config.attention_heads,
                 "key_value_heads": config.key_value_heads,

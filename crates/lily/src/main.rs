@@ -1,5 +1,7 @@
 //! The `lily` command: runs, plans, inspects, measures and verifies models.
 
+#![forbid(unsafe_code)]
+
 mod answer;
 mod args;
 mod bench;

@@ -34,7 +34,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         .validate(opened.engine.model().config.vocab_size as u32)
         .map_err(|error| Failure::usage_of(&error))?;
     let prompt = prompt::build(arguments, &text)?;
-    let ids = text.tokenizer().encode(&prompt.text);
+    let ids = text.encode(&prompt.text, opened.engine.context())?;
 
     let request = GenerationRequest {
         max_tokens: Some(max_tokens(&opened, arguments, ids.len())),

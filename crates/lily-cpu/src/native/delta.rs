@@ -25,7 +25,7 @@ impl<'a> History<'a> {
         let config = native.context.config;
         let live = session.history(layer)[LIVE];
         // SAFETY: a step with a convolution reads the live history, which no step of a run writes.
-        let live = unsafe { live.all() };
+        let live = unsafe { live.all_shared() };
         History {
             live,
             input,
@@ -187,7 +187,8 @@ impl<'a> Native<'a> {
             let [live, next] = session.recurrent(layer);
             let part = ((head * value_dim + first) * key_dim, count * key_dim);
             // SAFETY: the live copy is only read; each item owns its rows of the next.
-            let (live, state) = unsafe { (live.slice(part.0, part.1), next.slice(part.0, part.1)) };
+            let (live, state) =
+                unsafe { (live.shared(part.0, part.1), next.slice(part.0, part.1)) };
             state.copy_from_slice(live);
             let mut y = [0.0; STATE_ROWS];
             for row in rows.clone() {
@@ -293,7 +294,7 @@ impl<'a> Native<'a> {
                 let part = (head * value_dim * key_dim, value_dim * key_dim);
                 // SAFETY: the live copy is only read; each item owns its head of the next.
                 let (live, state) =
-                    unsafe { (live.slice(part.0, part.1), next.slice(part.0, part.1)) };
+                    unsafe { (live.shared(part.0, part.1), next.slice(part.0, part.1)) };
                 state.copy_from_slice(live);
                 self.set.delta_rows(state, query, key, values, factors, y);
                 self.gate_head(y, &gate[at * value_dim..][..value_dim], norm, |values| {

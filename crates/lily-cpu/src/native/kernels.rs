@@ -6,7 +6,7 @@ use lily_plan::WeightArithmetic;
 
 /// The instruction set the kernels were chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum InstructionSet {
+pub enum InstructionSet {
     /// 512-bit vectors.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -68,7 +68,7 @@ macro_rules! kernels {
         impl InstructionSet {
             $(
                 $(#[$doc])*
-                pub fn $name(self, $($argument: $kind),*) {
+                pub(super) fn $name(self, $($argument: $kind),*) {
                     match self {
                         #[cfg(target_arch = "x86_64")]
                         InstructionSet::Avx512 => {

@@ -10,7 +10,7 @@ mod simd;
 mod work;
 
 pub use bandwidth::measure_bandwidth;
-pub(crate) use kernels::InstructionSet;
+pub use kernels::InstructionSet;
 pub(crate) use work::Work;
 
 use crate::context::Context;

@@ -21,7 +21,7 @@ pub(super) fn convolve(
     for (session, rows) in context.sequences() {
         let [live, next] = [LIVE, NEXT].map(|copy| session.history(layer)[copy]);
         // SAFETY: this step reads the live history and writes the next, on one thread.
-        let (live, next) = unsafe { (live.all(), next.all()) };
+        let (live, next) = unsafe { (live.all_shared(), next.all()) };
         // The K−1 rows before the run, then the run's own.
         let padded: Vec<f32> = live
             .iter()
@@ -109,7 +109,7 @@ pub(super) fn scan(
     for (session, rows) in context.sequences() {
         let [live, next] = [LIVE, NEXT].map(|copy| session.recurrent(layer)[copy]);
         // SAFETY: this step reads the live state and writes the next, on one thread.
-        let (live, state) = unsafe { (live.all(), next.all()) };
+        let (live, state) = unsafe { (live.all_shared(), next.all()) };
         state.copy_from_slice(live);
         for row in rows {
             for head in 0..value_heads {

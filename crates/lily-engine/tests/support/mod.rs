@@ -26,8 +26,20 @@ pub fn engine_with(change: impl FnOnce(&mut EngineOptions)) -> Engine {
     engine_on(&CpuOptions::default(), change)
 }
 
+/// An engine with options that may not do.
+pub fn try_engine(change: impl FnOnce(&mut EngineOptions)) -> Result<Engine, EngineError> {
+    try_engine_on(&CpuOptions::default(), change)
+}
+
 /// An engine on a device of its own kind.
 pub fn engine_on(device: &CpuOptions, change: impl FnOnce(&mut EngineOptions)) -> Engine {
+    try_engine_on(device, change).unwrap()
+}
+
+fn try_engine_on(
+    device: &CpuOptions,
+    change: impl FnOnce(&mut EngineOptions),
+) -> Result<Engine, EngineError> {
     static OPENED: OnceLock<(Arc<Checkpoint>, Arc<TextModel>)> = OnceLock::new();
     let (checkpoint, text) = OPENED.get_or_init(|| {
         let checkpoint = Arc::new(Checkpoint::open(&tiny()).unwrap());
@@ -38,7 +50,7 @@ pub fn engine_on(device: &CpuOptions, change: impl FnOnce(&mut EngineOptions)) -
     let model = device.model().clone();
     let mut options = EngineOptions::default();
     change(&mut options);
-    Engine::new(Box::new(device), model, text.clone(), options).unwrap()
+    Engine::new(Box::new(device), model, text.clone(), options)
 }
 
 /// A prompt that asks `question`, thinking off.
@@ -46,7 +58,7 @@ pub fn question(engine: &Engine, question: &str) -> Vec<u32> {
     let text = format!(
         "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     );
-    engine.text().tokenizer().encode(&text)
+    engine.text().tokenizer().encode(&text).unwrap()
 }
 
 /// A whole answer.

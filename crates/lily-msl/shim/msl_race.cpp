@@ -17,7 +17,7 @@ struct Cell { Access write, read, other_read; };
 // Buffers that overlap share one shadow; memory that nothing can write needs none.
 struct Shadow { u8 *lo, *hi; Cell* cells; };
 struct Range { u8 *lo, *hi; int index; bool read_only; u64 line_offset; int shadow; };
-std::vector<Range> ranges; std::vector<Shadow> shadows; Cell* arena_cells;
+std::vector<Range> ranges; std::vector<Shadow> shadows; Cell* arena_cells; long arena_touched;
 enum { ARENA_SPACE = 255, BANKS = 32, LINE = 128 };
 
 Range* find(const u8* p, int n, bool write) {
@@ -48,16 +48,20 @@ u32 place_of(const void* code) {
   if (slot.code != code) slot = {code, places.emplace(code, (u32)places.size()).first->second};
   return slot.place;
 }
+void add(std::vector<u64>& all, u64 x) { if (all.empty() || all.back() != x) all.push_back(x); }
+void sort_unique(std::vector<u64>& all) {
+  if (!std::is_sorted(all.begin(), all.end())) std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+}
 void count_threadgroup(const std::vector<const Record*>& lanes) {
   static std::vector<u64> words;
   words.clear();
   for (const Record* r : lanes) {
     if (r->direction & LOAD) tg_read += r->bytes;
     if (r->direction & STORE) tg_written += r->bytes;
-    for (u64 w = r->at / 4; w <= (r->at + r->bytes - 1) / 4; ++w) words.push_back(w);
+    for (u64 w = r->at / 4; w <= (r->at + r->bytes - 1) / 4; ++w) add(words, w);
   }
-  std::sort(words.begin(), words.end());
-  words.erase(std::unique(words.begin(), words.end()), words.end());
+  sort_unique(words);
   u64 load[BANKS] = {}, most = 0;
   for (u64 w : words) most = std::max(most, ++load[w % BANKS]);
   tg_accesses++;
@@ -70,10 +74,9 @@ void count_device(const std::vector<const Record*>& lanes) {
     MslTraffic& t = traffic[r->space];
     if (r->direction & LOAD) t.read_bytes += r->bytes;
     if (r->direction & STORE) t.written_bytes += r->bytes;
-    for (u64 l = r->at / LINE; l <= (r->at + r->bytes - 1) / LINE; ++l) lines.push_back((u64)r->space << 48 | l);
+    for (u64 l = r->at / LINE; l <= (r->at + r->bytes - 1) / LINE; ++l) add(lines, (u64)r->space << 48 | l);
   }
-  std::sort(lines.begin(), lines.end());
-  lines.erase(std::unique(lines.begin(), lines.end()), lines.end());
+  sort_unique(lines);
   u8 direction = lanes[0]->direction; int space = -1;
   for (u64 l : lines) {
     MslTraffic& t = traffic[l >> 48];
@@ -83,19 +86,21 @@ void count_device(const std::vector<const Record*>& lanes) {
     space = l >> 48;
   }
 }
-}  // namespace
-
-void race_flush(int simdgroup) {
-  // A number for each pair of place and occurrence; the records of one number are one access of the simdgroup.
+void count(const std::vector<const Record*>& lanes) {
+  if (lanes[0]->space == ARENA_SPACE) count_threadgroup(lanes); else count_device(lanes);
+}
+// Lanes that went different ways: a number for each pair of place and occurrence; the records of one number are one access.
+void count_apart(int first, int last) {
   static std::vector<u32> most, seen, base, touched; static std::vector<std::vector<const Record*>> groups;
   if (most.size() < places.size()) { most.resize(places.size()); seen.resize(places.size()); base.resize(places.size()); }
-  int first = simdgroup * 32, last = std::min(first + 32, C->nlanes);
   touched.clear();
   for (int i = first; i < last; ++i) {
-    for (const Record& r : logs[i]) { if (!most[r.place]) { touched.push_back(r.place); most[r.place] = 1; } most[r.place] = std::max(most[r.place], ++seen[r.place]); }
+    for (const Record& r : logs[i]) {
+      if (!most[r.place]) touched.push_back(r.place);
+      most[r.place] = std::max(most[r.place], ++seen[r.place]);
+    }
     for (const Record& r : logs[i]) seen[r.place] = 0;
   }
-  if (touched.empty()) return;
   u32 total = 0;
   for (u32 p : touched) { base[p] = total; total += most[p]; most[p] = 0; }
   if (groups.size() < total) groups.resize(total);
@@ -103,9 +108,27 @@ void race_flush(int simdgroup) {
     for (const Record& r : logs[i]) groups[base[r.place] + seen[r.place]++].push_back(&r);
     for (const Record& r : logs[i]) seen[r.place] = 0;
   }
-  for (u32 g = 0; g < total; ++g) {
-    if (groups[g][0]->space == ARENA_SPACE) count_threadgroup(groups[g]); else count_device(groups[g]);
-    groups[g].clear();
+  for (u32 g = 0; g < total; ++g) { count(groups[g]); groups[g].clear(); }
+}
+}  // namespace
+
+void race_flush(int simdgroup) {
+  int first = simdgroup * 32, last = std::min(first + 32, C->nlanes);
+  // In most accesses the lanes go the same way: then the n-th records of all logs belong together.
+  size_t length = logs[first].size(); bool together = true;
+  for (int i = first + 1; i < last && together; ++i) {
+    together = logs[i].size() == length;
+    for (size_t n = 0; n < length && together; ++n) together = logs[i][n].place == logs[first][n].place;
+  }
+  static std::vector<const Record*> lanes;
+  if (together) {
+    for (size_t n = 0; n < length; ++n) {
+      lanes.clear();
+      for (int i = first; i < last; ++i) lanes.push_back(&logs[i][n]);
+      count(lanes);
+    }
+  } else {
+    count_apart(first, last);
   }
   for (int i = first; i < last; ++i) logs[i].clear();
 }
@@ -120,15 +143,21 @@ bool ordered(const Access& a, bool device) {
   if (a.barrier != (device ? C->dev_epoch : C->tg_epoch)) return true;
   return a.tid / 32 == C->cur->sgi && a.sg_barrier != (device ? mysg().dev_epoch : mysg().tg_epoch);
 }
-[[noreturn]] void race(const char* kind, const Access& a, const char* memory, long at) {
+const char* name(int index) {
+  static char text[32];
+  if (index < 0) return "threadgroup memory";
+  snprintf(text, sizeof text, "buffer %d", index);
+  return text;
+}
+[[noreturn]] void race(const char* kind, const Access& a, int index, long at) {
   const Lane& l = *C->cur;
-  fail(RACE, "%s on %s at byte %ld: thread %d of threadgroup %u against thread %d of threadgroup %u (this thread last met others in %s, %s:%d)", kind, memory, at, l.tid, C->tgid_linear, a.tid, a.tg, l.what, l.site.file, l.site.line);
+  fail(RACE, "%s on %s at byte %ld: thread %d of threadgroup %u against thread %d of threadgroup %u (this thread last met others in %s, %s:%d)", kind, name(index), at, l.tid, C->tgid_linear, a.tid, a.tg, l.what, l.site.file, l.site.line);
 }
 [[gnu::noinline]] void touch(const volatile void* pointer, u32 n, bool write, u8 atomic, const void* code, bool aligned) {
   if (!C || !C->cur || C->error) return;
   u8* p = (u8*)pointer; race_code = code;
   u8 direction = atomic == 3 ? UPDATE : write ? STORE : LOAD;
-  bool device; Cell* cells; long at; char memory[32];
+  bool device; Cell* cells; long at; int index = -1;
   if (p >= C->arena && p < C->arena + ARENA) {
     device = false; at = p - C->arena; cells = arena_cells + at;
     auto within = [&](void* start, u32 bytes) { return p >= (u8*)start && p + n <= (u8*)start + bytes; };
@@ -136,14 +165,14 @@ bool ordered(const Access& a, bool device) {
     for (int i = 0; i < C->nslots; ++i) in = in || within(C->slots[i], C->slot_bytes[i]);
     for (u32 i = 0; i < C->dispatch->threadgroup_count; ++i) in = in || within(C->tgparam[i], C->dispatch->threadgroup_bytes[i]);
     if (!in) fail(OUT_OF_BOUNDS, "%u bytes of threadgroup memory at byte %ld, outside of every variable", n, at);
-    strcpy(memory, "threadgroup memory");
     if (C->dispatch->counters_only) cells = nullptr;
+    arena_touched = std::max(arena_touched, at + n);
     logs[C->cur->tid].push_back({place_of(code), n, (u64)at, ARENA_SPACE, direction});
   } else if (Range* r = find(p, n, write)) {
     device = true; at = p - r->lo;
     if (p + n > r->hi) fail(OUT_OF_BOUNDS, "%u bytes at byte %ld of buffer %d, which has %ld", n, at, r->index, (long)(r->hi - r->lo));
     if (write && r->read_only) fail(OUT_OF_BOUNDS, "a store to buffer %d, which is bound read-only", r->index);
-    snprintf(memory, sizeof memory, "buffer %d", r->index);
+    index = r->index;
     Shadow& s = shadows[r->shadow];
     cells = s.cells ? s.cells + (p - s.lo) : nullptr;
     logs[C->cur->tid].push_back({place_of(code), n, at + r->line_offset, (u8)r->index, direction});
@@ -157,17 +186,17 @@ bool ordered(const Access& a, bool device) {
     for (Range& r : ranges) { long away = p < r.lo ? r.lo - p : p - r.hi; if (away < best) best = away, near = &r; }
     fail(OUT_OF_BOUNDS, "%u bytes in no buffer; byte %ld from the start of buffer %d, which has %ld", n, near ? (long)(p - near->lo) : 0, near ? near->index : -1, near ? (long)(near->hi - near->lo) : 0);
   }
-  if (aligned && (uintptr_t)p % n) fail(MISALIGNED, "%u bytes at byte %ld of %s, not a multiple of %u", n, at, memory, n);
+  if (aligned && (uintptr_t)p % n) fail(MISALIGNED, "%u bytes at byte %ld of %s, not a multiple of %u", n, at, name(index), n);
   if (!cells) return;
   Access now{C->tgid_linear, device ? C->dev_epoch : C->tg_epoch, device ? mysg().dev_epoch : mysg().tg_epoch, C->cur->tid, atomic, 1};
   auto clash = [&](const Access& a) { return a.valid && !both_atomic(a.atomic, atomic) && !ordered(a, device); };
   for (u32 i = 0; i < n; ++i) {
     Cell& x = cells[i];
     if (!device && !write && !(x.write.valid && x.write.tg == now.tg)) fail(UNINITIALISED, "a load of threadgroup memory that was never written, at byte %ld", at + i);
-    if (clash(x.write)) race(write ? "write after write" : "read after write", x.write, memory, at + i);
+    if (clash(x.write)) race(write ? "write after write" : "read after write", x.write, index, at + i);
     if (write) {
-      if (clash(x.read)) race("write after read", x.read, memory, at + i);
-      if (clash(x.other_read)) race("write after read", x.other_read, memory, at + i);
+      if (clash(x.read)) race("write after read", x.read, index, at + i);
+      if (clash(x.other_read)) race("write after read", x.other_read, index, at + i);
       x.write = now;
     } else {
       if (x.read.valid && x.read.tid != now.tid) x.other_read = x.read;
@@ -197,8 +226,9 @@ void race_begin(const MslDispatch& d) {
     if (!r->read_only) written.back() = true;
   }
   if (!d.counters_only) for (size_t i = 0; i < shadows.size(); ++i) if (written[i]) shadows[i].cells = (Cell*)calloc(shadows[i].hi - shadows[i].lo, sizeof(Cell));
-  if (!arena_cells) arena_cells = (Cell*)malloc(ARENA * sizeof(Cell));
-  memset(arena_cells, 0, ARENA * sizeof(Cell));
+  if (!arena_cells) arena_cells = (Cell*)calloc(ARENA, sizeof(Cell));
+  memset(arena_cells, 0, arena_touched * sizeof(Cell));
+  arena_touched = 0;
   for (auto& log : logs) log.clear();
   memset(traffic, 0, sizeof traffic); tg_read = tg_written = tg_accesses = conflicts = 0;
 }

@@ -93,12 +93,17 @@ typedef unsigned long msl_w8 __attribute__((may_alias));
 typedef unsigned msl_w4 __attribute__((may_alias));
 typedef unsigned short msl_w2 __attribute__((may_alias));
 #endif
-template<class W, int N> MSL_FN void msl_wide(void* d, const void* s) { for (int i = 0; i < N; ++i) ((W*)d)[i] = ((const W*)s)[i]; }
+// Not one template: a type loses its may_alias as a template argument.
+MSL_FN void msl_copy16(void* d, const void* s) { *(msl_w16*)d = *(const msl_w16*)s; }
+MSL_FN void msl_copy8(void* d, const void* s) { *(msl_w8*)d = *(const msl_w8*)s; }
+MSL_FN void msl_copy4(void* d, const void* s) { *(msl_w4*)d = *(const msl_w4*)s; }
+MSL_FN void msl_copy2(void* d, const void* s) { *(msl_w2*)d = *(const msl_w2*)s; }
 #define MSL_VCOPY \
-  if constexpr (sizeof(vec) % 16 == 0) msl_wide<msl_w16, sizeof(vec) / 16>(this, &o); \
-  else if constexpr (sizeof(vec) == 8) msl_wide<msl_w8, 1>(this, &o); \
-  else if constexpr (sizeof(vec) == 4) msl_wide<msl_w4, 1>(this, &o); \
-  else msl_wide<msl_w2, sizeof(vec) / 2>(this, &o);
+  if constexpr (sizeof(vec) == 32) { msl_copy16(this, &o); msl_copy16((char*)this + 16, (const char*)&o + 16); } \
+  else if constexpr (sizeof(vec) == 16) msl_copy16(this, &o); \
+  else if constexpr (sizeof(vec) == 8) msl_copy8(this, &o); \
+  else if constexpr (sizeof(vec) == 4) msl_copy4(this, &o); \
+  else { static_assert(sizeof(vec) == 2, "no vector has another size"); msl_copy2(this, &o); }
 #define MSL_VCOMMON(SLOTS) \
   static constexpr int n = SLOTS; using elem = T; \
   vec() = default; \

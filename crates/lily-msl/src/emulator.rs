@@ -124,10 +124,15 @@ impl Emulator {
             "-fvisibility=hidden",
             // The same results on every machine: products and sums are not fused unless the kernel says so.
             "-ffp-contract=off",
-            "-fno-diagnostics-show-caret",
+            // Kernels read arrays of scalars as vectors and the other way round.
+            "-fno-strict-aliasing",
         ];
         all.extend(machine_flags());
         all.extend(flags);
+        if flags.contains(&"-fsanitize=thread") && compiler_version().contains("clang") {
+            // Else a load just before a store to the same address would go unseen.
+            all.extend(["-mllvm", "-tsan-instrument-read-before-write=1"]);
+        }
         let path = self.directory.join(format!(
             "{name}-{}.o",
             key(&(source, &all, SHIM, compiler_version()))

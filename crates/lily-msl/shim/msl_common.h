@@ -64,6 +64,12 @@ MSL_FN unsigned popcount(unsigned x) { unsigned c = 0; for (; x; x &= x - 1) ++c
 MSL_FN unsigned clz(unsigned x) { unsigned c = 0; while (c < 32 && !(x >> (31 - c) & 1)) ++c; return c; }
 MSL_FN unsigned ctz(unsigned x) { unsigned c = 0; while (c < 32 && !(x >> c & 1)) ++c; return c; }
 MSL_FN unsigned extract_bits(unsigned x, unsigned o, unsigned n) { return n >= 32 ? x >> o : (x >> o) & ((1u << n) - 1); }
+MSL_FN unsigned insert_bits(unsigned base, unsigned x, unsigned o, unsigned n) { unsigned m = (n >= 32 ? ~0u : (1u << n) - 1) << o; return (base & ~m) | ((x << o) & m); }
+MSL_FN unsigned reverse_bits(unsigned x) { unsigned r = 0; for (int i = 0; i < 32; ++i) r |= (x >> i & 1) << (31 - i); return r; }
+MSL_FN unsigned rotate(unsigned x, unsigned n) { n &= 31; return n ? x << n | x >> (32 - n) : x; }
+MSL_FN unsigned mulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long)a * b >> 32); }
+MSL_FN int mulhi(int a, int b) { return (int)((long)a * b >> 32); }
+template<class T> MSL_FN T absdiff(T a, T b) { return a < b ? T(b - a) : T(a - b); }
 MSL_FN float sign(float x) { return x > 0 ? 1.f : x < 0 ? -1.f : 0.f; }
 
 // ---- Functions of a simdgroup.

@@ -56,7 +56,9 @@ fn seeded_defects_are_found() {
             let early = kind == Race && fault.kind == Uninitialised;
             assert!(fault.kind == kind || early, "{text}");
             // A shuffled schedule may meet the other side of a race first.
-            if line > 0 && schedule == Schedule::ProgramOrder {
+            // Elsewhere the line of an access is not looked up.
+            let has_line = cfg!(target_os = "linux") || kind == Divergence;
+            if has_line && line > 0 && schedule == Schedule::ProgramOrder {
                 assert!(text.contains(&format!("bad.metal:{line}")), "{text}");
             }
         }

@@ -5,7 +5,7 @@ use crate::signature::{AddressSpace, BufferBinding, Builtin, KernelSignature, Th
 
 use super::tokens::{
     is_address_space, line_structure, matching, replace_words, significant, spaced, split_commas,
-    type_text,
+    type_text, without_attributes,
 };
 use super::{Instance, Run, Target, Translator};
 
@@ -411,19 +411,4 @@ fn parse(tokens: &[Token]) -> Option<Parsed> {
         type_tokens: rest,
         attributes,
     })
-}
-
-/// A parameter as C++ has it.
-fn without_attributes(tokens: &[Token]) -> Vec<Token> {
-    let mut depth = 0;
-    let mut out = Vec::new();
-    for token in tokens {
-        match token.text.as_str() {
-            "[[" => depth += 1,
-            "]]" => depth -= 1,
-            _ if depth == 0 => out.push(token.clone()),
-            _ => {}
-        }
-    }
-    out
 }

@@ -15,7 +15,9 @@ use crate::preprocess::{Sources, preprocess};
 use crate::signature::{FunctionConstant, KernelSignature};
 
 use kernel::Kernel;
-use tokens::{concat, line_structure, matching, significant, skip, spaced, type_text};
+use tokens::{
+    concat, line_structure, matching, significant, skip, spaced, type_text, without_attributes,
+};
 
 /// What the translation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -262,7 +264,7 @@ impl Translator {
         if all[0].text == "template" && all.get(1).is_some_and(|token| token.text == "<") {
             at = matching(&all, 1, "<", ">").map_or(0, |end| end + 1);
         }
-        let body = &all[at..];
+        let body = without_attributes(&all[at..]);
         let is_type = body
             .first()
             .is_some_and(|token| matches!(token.text.as_str(), "struct" | "class" | "union"));

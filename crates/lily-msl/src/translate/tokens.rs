@@ -127,3 +127,18 @@ pub(super) fn replace_words(text: &str, replacements: &[(String, String)]) -> St
     }
     out
 }
+
+/// The tokens outside of `[[ ]]`.
+pub(super) fn without_attributes(tokens: &[Token]) -> Vec<Token> {
+    let mut depth = 0;
+    let mut out = Vec::new();
+    for token in tokens {
+        match token.text.as_str() {
+            "[[" => depth += 1,
+            "]]" => depth -= 1,
+            _ if depth == 0 => out.push(token.clone()),
+            _ => {}
+        }
+    }
+    out
+}

@@ -8,28 +8,31 @@ use std::sync::OnceLock;
 /// The command of a C++ compiler that answers, or a message that says what to install.
 pub(crate) fn command() -> Result<&'static OsStr, String> {
     static FOUND: OnceLock<Result<OsString, String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| {
-        let wished = std::env::var_os("CXX").filter(|name| !name.is_empty());
-        let names = match &wished {
-            Some(name) => vec![name.clone()],
-            None => ["c++", "g++", "clang++"].map(OsString::from).to_vec(),
-        };
-        for name in &names {
-            let answer = Command::new(name)
-                .arg("--version")
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
-            if answer.is_ok_and(|status| status.success()) {
-                return Ok(name.clone());
-            }
-        }
-        Err(format!(
-            "no C++ compiler: tried {names:?}. The kernels' tests need one with C++17 (g++ or clang++); \
-             install it or name it in CXX"
-        ))
-    });
+    let found =
+        FOUND.get_or_init(
+            || match std::env::var_os("CXX").filter(|name| !name.is_empty()) {
+                Some(name) => first_that_answers(&[name]),
+                None => first_that_answers(&["c++", "g++", "clang++"].map(OsString::from)),
+            },
+        );
     found.as_deref().map_err(Clone::clone)
+}
+
+fn first_that_answers(names: &[OsString]) -> Result<OsString, String> {
+    let answers = |name: &&OsString| {
+        let status = Command::new(name)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        status.is_ok_and(|status| status.success())
+    };
+    names.iter().find(answers).cloned().ok_or_else(|| {
+        format!(
+            "no C++ compiler: tried {names:?}. Running kernels without a GPU needs one with C++17 (g++ or \
+             clang++); install it or name it in CXX"
+        )
+    })
 }
 
 /// Runs the compiler with text on its standard input; its output, or its messages if it fails.
@@ -62,5 +65,16 @@ where
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     } else {
         Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_compiler_is_named() {
+        let message = first_that_answers(&["no-such-compiler".into()]).unwrap_err();
+        assert!(message.starts_with("no C++ compiler: tried [\"no-such-compiler\"]"));
     }
 }

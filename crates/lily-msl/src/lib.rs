@@ -10,14 +10,30 @@
 //!   is a fiber, simdgroups exchange in lockstep, barriers hold. A dispatch reports divergence always, and in
 //!   the race build also races and accesses out of bounds, with counts of all memory traffic.
 //!
-//! What it cannot show: how Apple's compiler rounds under fast math, its order of sums in a simdgroup, weak
-//! ordering of memory between threadgroups, and time.
+//! # What a kernel file may contain
+//!
+//! - Every kernel parameter has an explicit attribute; buffer indices are plain numbers.
+//! - Every instantiation of a kernel template has a `host_name`.
+//! - Functions are not overloaded by address space alone, which C++ does not have.
+//! - Simdgroup functions are reached by all lanes of a simdgroup that have not returned.
+//! - `#include "x.h"` names another file of the same [`Sources`], taken once; macros are the system
+//!   preprocessor's.
+//! - Threadgroup variables are declared without an initialiser, in a kernel's own body.
+//!
+//! # What it cannot show
+//!
+//! How Apple's compiler rounds under fast math, the order of sums in a simdgroup, weak ordering of memory
+//! between threadgroups, occupancy, and time. Here a product and a sum are fused only where the kernel says
+//! `fma`; a simdgroup's sum is a tree over its lanes. The counters count what the C++ compiler left of the
+//! kernel's loads and stores: exact and repeatable for one compiler; another may keep a value in a register
+//! that this one loads twice. Two buffers with the same memory are counted as one of them.
 
 mod arguments;
 mod compiler;
 mod emulator;
 mod lexer;
 mod library;
+mod mutation;
 mod native;
 mod preprocess;
 mod report;
@@ -29,6 +45,7 @@ pub use arguments::{
 };
 pub use emulator::{BuildKind, Emulator};
 pub use library::Library;
+pub use mutation::removable_barriers;
 pub use preprocess::Sources;
 pub use report::{
     EmulatorError, Fault, FaultKind, MemoryCounters, Report, ThreadgroupTraffic, Traffic,

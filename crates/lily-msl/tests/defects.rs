@@ -3,7 +3,10 @@
 mod common;
 
 use common::{Random, bytes, bytes_mut, compile};
-use lily_msl::{Argument, BuildKind, EmulatorError, FaultKind, Launch, Library, Report, Schedule};
+use lily_msl::{
+    Argument, BuildKind, Constant, ConstantValue, EmulatorError, FaultKind, Launch, Library,
+    Report, Schedule, removable_barriers,
+};
 
 fn run(library: &Library, kernel: &str, schedule: Schedule) -> Result<Report, EmulatorError> {
     let (mut out, input) = ([0.0_f32; 64], [0.0_f32; 64]);
@@ -92,7 +95,7 @@ fn divergence_is_found_in_the_plain_build() {
 }
 
 /// Runs the kernels of the demonstration that have barriers.
-fn run_with_barriers(library: &Library) -> Vec<EmulatorError> {
+fn run_with_barriers(library: &Library, constants: &[Constant]) -> Vec<EmulatorError> {
     let mut errors = Vec::new();
     let mut random = Random(6);
     let keys: Vec<u32> = (0..1000).map(|_| random.bits()).collect();
@@ -107,7 +110,7 @@ fn run_with_barriers(library: &Library) -> Vec<EmulatorError> {
     ];
     errors.extend(
         library
-            .dispatch("hist_scan", &[], launch, &mut arguments)
+            .dispatch("hist_scan", constants, launch, &mut arguments)
             .err(),
     );
     let (a, b) = (vec![0_u16; 32 * 64], vec![0_u16; 32 * 64]);
@@ -122,7 +125,7 @@ fn run_with_barriers(library: &Library) -> Vec<EmulatorError> {
     ];
     errors.extend(
         library
-            .dispatch("gemm_sg", &[], launch, &mut arguments)
+            .dispatch("gemm_sg", constants, launch, &mut arguments)
             .err(),
     );
     let sizes = [64_u32, 40, 1, 1, 64, 0.1_f32.to_bits()];
@@ -139,7 +142,7 @@ fn run_with_barriers(library: &Library) -> Vec<EmulatorError> {
     ];
     errors.extend(
         library
-            .dispatch("attn_partial_f16_64", &[], launch, &mut arguments)
+            .dispatch("attn_partial_f16_64", constants, launch, &mut arguments)
             .err(),
     );
     errors
@@ -147,9 +150,8 @@ fn run_with_barriers(library: &Library) -> Vec<EmulatorError> {
 
 #[test]
 fn a_removed_barrier_is_found() {
-    const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
     let demo = include_str!("kernels/demo.metal");
-    // The kernels with barriers alone, so that each of the mutants compiles quickly.
+    // The kernels with barriers alone, so that they compile quickly.
     let start = demo.find("struct GemvParams").expect("the first kernel");
     let end = demo
         .find("// ---------------------------------------------------------------- 2.")
@@ -158,28 +160,27 @@ fn a_removed_barrier_is_found() {
         .find("// ---------------------------------------------------------------- 5.")
         .expect("the last kernel");
     let source = [&demo[..start], &demo[end..odds]].concat();
-    let places: Vec<_> = source.match_indices(BARRIER).map(|(at, _)| at).collect();
-    assert_eq!(places.len(), 7);
-    let good = compile(&source, "good.metal", BuildKind::Race);
-    let errors = run_with_barriers(&good);
-    assert!(errors.is_empty(), "{errors:?}");
-    let check = |which: usize| {
-        let at = places[which];
-        let mutant = [&source[..at], &source[at + BARRIER.len()..]].concat();
-        let library = compile(&mutant, "mutant.metal", BuildKind::Race);
-        let found = run_with_barriers(&library).iter().any(|error| {
-            let kind = error.fault().map(|fault| fault.kind);
-            matches!(kind, Some(FaultKind::Race | FaultKind::Uninitialised))
-        });
-        (!found).then_some(which)
+    let (mutants, barriers) = removable_barriers(&source, 9);
+    assert_eq!(barriers, 7);
+    let library = compile(&mutants, "mutants.metal", BuildKind::Race);
+    let run = |removed| {
+        let constant = Constant {
+            index: 9,
+            value: ConstantValue::UInt(removed),
+        };
+        run_with_barriers(&library, &[constant])
     };
-    let half = |first: usize| (first..7).step_by(2).filter_map(check).collect::<Vec<_>>();
-    // Compiling is the work here: two at a time.
-    let missed: Vec<usize> = std::thread::scope(|scope| {
-        let other = scope.spawn(|| half(1));
-        let mut missed = half(0);
-        missed.extend(other.join().expect("no panic"));
-        missed
-    });
-    assert!(missed.is_empty(), "barriers {missed:?} can go unnoticed");
+    let errors = run(barriers);
+    assert!(errors.is_empty(), "{errors:?}");
+    for removed in 0..barriers {
+        let errors = run(removed);
+        let kinds: Vec<_> = errors
+            .iter()
+            .filter_map(EmulatorError::fault)
+            .map(|fault| fault.kind)
+            .collect();
+        let [FaultKind::Race | FaultKind::Uninitialised] = kinds[..] else {
+            panic!("barrier {removed} can go unnoticed: {errors:?}");
+        };
+    }
 }

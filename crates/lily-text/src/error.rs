@@ -2,21 +2,21 @@
 
 use std::error::Error;
 
-/// Why a tokenizer could not be loaded.
+/// Why a tokenizer could not be loaded. The texts do not name the file: who read it knows which it was.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
     /// The file is not JSON, or not JSON of a tokenizer.
-    #[error("tokenizer.json cannot be read: {0}")]
+    #[error("not the JSON of a tokenizer: {0}")]
     Json(#[from] serde_json::Error),
     /// The file is well formed, but its parts contradict each other.
-    #[error("tokenizer.json is not consistent: {0}")]
+    #[error("not consistent: {0}")]
     Inconsistent(String),
     /// The file describes a kind of tokenizer other than byte-level BPE.
-    #[error("tokenizer.json is of a kind that is not supported: {0}")]
+    #[error("a kind of tokenizer that is not supported: {0}")]
     Unsupported(String),
     /// The tokenizer library refused the file.
-    #[error("tokenizer.json was refused: {0}")]
+    #[error("refused by the tokenizer library: {0}")]
     Library(#[source] Box<dyn Error + Send + Sync>),
 }
 
@@ -31,7 +31,7 @@ pub enum TemplateError {
     #[error("tokenizer_config.json cannot be read: {0}")]
     Config(#[from] serde_json::Error),
     /// The template has a syntax error.
-    #[error("the chat template is not valid: {0:#}")]
+    #[error("not a valid template: {0:#}")]
     Invalid(#[source] minijinja::Error),
     /// The template called `raise_exception`: it does not accept these
     /// messages. The text is exactly the template's own.
@@ -53,15 +53,15 @@ pub enum TemplateError {
     Render(#[source] minijinja::Error),
 }
 
-/// Why `generation_config.json` was not accepted.
+/// Why `generation_config.json` was not accepted. The texts do not name the file: who read it knows.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerationDefaultsError {
     /// The file is not a JSON object.
-    #[error("generation_config.json cannot be read: {0}")]
+    #[error("not a JSON object: {0}")]
     Json(#[from] serde_json::Error),
-    /// A field has a value of the wrong type or out of bounds.
-    #[error("generation_config.json: {field}: {reason}")]
+    /// A field has a value of the wrong type or out of bounds. The reason continues the field's name.
+    #[error("{field} {reason}")]
     Field {
         /// The name of the field.
         field: &'static str,

@@ -109,12 +109,16 @@ impl Fields<'_> {
     ) -> Result<Option<f32>, Error> {
         self.get(field)
             .map(|value| {
-                value
+                let number = value
                     .as_f64()
-                    // f32 is what sampling computes with, so it must be finite there.
-                    .filter(|&number| accept(number) && (number as f32).is_finite())
-                    .map(|number| number as f32)
-                    .ok_or_else(|| refuse(field, value, &format!("a number {bounds}")))
+                    .filter(|&number| accept(number))
+                    .ok_or_else(|| refuse(field, value, &format!("a number {bounds}")))?;
+                // f32 is what sampling computes with, so it must be finite there.
+                if number.abs() > f64::from(f32::MAX) {
+                    let most = format!("at most {:.1e}, to be finite in f32", f32::MAX);
+                    return Err(refuse(field, value, &most));
+                }
+                Ok(number as f32)
             })
             .transpose()
     }
@@ -205,6 +209,15 @@ mod tests {
                 other => panic!("{json}: {other:?}"),
             }
         }
+        let told = |json: &str| GenerationDefaults::parse(json).unwrap_err().to_string();
+        assert_eq!(
+            told(r#"{"temperature": -1}"#),
+            "temperature must be a number 0 or more, not -1"
+        );
+        assert_eq!(
+            told(r#"{"temperature": 1e300}"#),
+            "temperature must be at most 3.4e38, to be finite in f32, not 1e+300"
+        );
         assert!(matches!(
             GenerationDefaults::parse("[]"),
             Err(Error::Json(_))

@@ -32,7 +32,7 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
             arguments.context
         )));
     }
-    let chunk = chunk_of(&arguments.device).min(longest);
+    let chunk = chunk_of(&arguments.device).min(longest - arguments.context);
     let precision: Precision = arguments.device.precision.into();
     let description = Arc::new(describe(&checkpoint)?);
     let machine = this_processor(arguments.device.threads);
@@ -176,7 +176,8 @@ fn sampling(checkpoint: &Checkpoint) -> Result<GenerationDefaults, String> {
     match checkpoint.small_text("generation_config.json") {
         None => Ok(GenerationDefaults::default()),
         Some(Err(error)) => Err(error.to_string()),
-        Some(Ok(json)) => GenerationDefaults::parse(&json).map_err(|error| error.to_string()),
+        Some(Ok(json)) => GenerationDefaults::parse(&json)
+            .map_err(|error| format!("generation_config.json: {error}")),
     }
 }
 

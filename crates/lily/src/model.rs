@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::format::counted;
 use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
-use lily_engine::{DeviceDescription, Engine, EngineOptions, TextModel};
+use lily_engine::{DeviceDescription, Engine, EngineError, EngineOptions, TextModel};
 use lily_plan::route;
 use serde::Serialize;
 use std::io::Read;
@@ -166,7 +166,7 @@ pub fn open(
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
     let device = open_device(checkpoint.clone(), arguments)?;
-    let text = Arc::new(TextModel::load(&checkpoint)?);
+    let text = Arc::new(TextModel::load(&checkpoint).map_err(|error| text_failure(error, path))?);
     let model = device.model().clone();
     let precision = arguments.precision.into();
     let options = EngineOptions {
@@ -178,6 +178,28 @@ pub fn open(
     };
     let engine = Engine::new(Box::new(device), model, text, options)?;
     Ok(Opened { engine, name })
+}
+
+/// A failure of the text side, its file named once and in full; `path` is the checkpoint's directory.
+pub fn text_failure(error: EngineError, path: Option<&Path>) -> Failure {
+    let EngineError::TextFile { file, reason } = &error else {
+        return error.into();
+    };
+    let directory = path.map_or_else(
+        || format!("the embedded model {EMBEDDED_NAME}"),
+        |path| path.display().to_string(),
+    );
+    // What could not be read at all is told with its path already.
+    if reason.starts_with(&directory) {
+        return Failure::usage(reason.as_str());
+    }
+    match path {
+        // Not all that fails is one file: a chat template comes from either of two.
+        Some(path) if file.contains('.') => {
+            Failure::usage(format!("{}: {reason}", path.join(file).display()))
+        }
+        _ => Failure::usage(format!("{directory}: {file}: {reason}")),
+    }
 }
 
 /// Device, hardware and kernels, for people.

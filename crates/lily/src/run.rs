@@ -5,7 +5,7 @@ use crate::args::{ReasoningChoice, RunArguments, SamplingArguments};
 use crate::console::{Console, ProgressLine};
 use crate::failure::Failure;
 use crate::format::{counted, grouped, rate};
-use crate::model::{ModelName, Opened, on, open};
+use crate::model::{ModelName, Opened, on, open, text_failure};
 use crate::prompt;
 use lily_engine::{
     CancelFlag, DeviceDescription, FinishReason, Generation, GenerationRequest, Progress,
@@ -25,6 +25,14 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     if arguments.stop.iter().any(String::is_empty) {
         return Err(Failure::usage("--stop is empty").help("give a text to stop at"));
     }
+    // The grammar knows conflicts of flags, not of their values.
+    if arguments.output.quiet && arguments.output.reasoning == ReasoningChoice::Show {
+        return Err(
+            Failure::usage("--quiet and --reasoning show cannot be used together").help(
+                "reasoning is printed on standard error, where --quiet wants nothing but errors",
+            ),
+        );
+    }
     let mut console = Console::new(arguments.output.quiet);
     let mut opened = open(model, &arguments.device, arguments.context)?;
     let text = opened.engine.text().clone();
@@ -34,7 +42,9 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         .validate(opened.engine.model().config.vocab_size as u32)
         .map_err(|error| Failure::usage_of(&error))?;
     let prompt = prompt::build(arguments, &text)?;
-    let ids = text.encode(&prompt.text, opened.engine.context())?;
+    let ids = text
+        .encode(&prompt.text, opened.engine.context())
+        .map_err(|error| text_failure(error, model))?;
 
     let request = GenerationRequest {
         max_tokens: Some(max_tokens(&opened, arguments, ids.len())),

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lily_engine::Precision;
+use std::num::IntErrorKind;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -226,7 +227,7 @@ pub struct RunOutputArguments {
     /// Tell device, kernels, sampling, token counts and speed on standard error
     #[arg(long, short)]
     pub verbose: bool,
-    /// Nothing on standard error but errors
+    /// Nothing on standard error but errors; not with --reasoning show
     #[arg(long, short, conflicts_with = "verbose")]
     pub quiet: bool,
 }
@@ -249,7 +250,9 @@ pub enum ReasoningChoice {
     long_about = "Show the plan of one decoded token and of one prefill chunk: stages, dispatches, bytes and \
                   floating-point operations, fused and expanded, priced for named machines; then the \
                   boundaries that remain, with their prices. Works from a config.json alone. Prices are \
-                  bounds by counting, never measurements; every assumption is printed.",
+                  bounds by counting, never measurements; every assumption is printed. The decoded token \
+                  is the likeliest, chosen on the device; where the host samples, decode runs the same plan \
+                  without its last step, arg-max.",
     after_help = format!("\
 Examples, from a clone of Lily:
   lily plan fixtures/qwen3.6-35b-a3b/config.json
@@ -266,7 +269,8 @@ pub struct PlanArguments {
     /// Tokens already in the cache
     #[arg(long, value_name = "TOKENS", default_value = "0")]
     pub context: usize,
-    /// Tokens of the prefill chunk [default: 512]
+    /// Tokens of the prefill chunk, which begins at --context [default: 512, or what is left of what the
+    /// model was made for]
     #[arg(long, visible_alias = "rows", value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
     pub chunk: Option<usize>,
     /// Arithmetic
@@ -378,7 +382,7 @@ pub struct BenchArguments {
     #[arg(long, value_name = "N", default_value = "5", value_parser = positive_up_to::<10_000>)]
     pub repetitions: usize,
     /// Fail unless the kernels that run have this in their name
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = part_of_a_name)]
     pub require_kernels: Option<String>,
     /// As JSON
     #[arg(long)]
@@ -392,9 +396,10 @@ pub struct BenchArguments {
 #[derive(Debug, Args)]
 #[command(
     about = "Compare the model's predictions with recorded ones",
-    long_about = "Read a recorded text token by token and compare what the model predicts at each position \
-                  with a recording of the same model in another engine: likeliest token, log-probability of \
-                  the true token, perplexity. Fails if a threshold is missed.",
+    long_about = "Read a recorded text and compare what the model predicts at each position with a recording \
+                  of the same model in another engine: likeliest token, log-probability of the true token, \
+                  perplexity. The text is read as a prompt is: prefill plans run, decode plans do not. Fails \
+                  if a threshold is missed.",
     after_help = format!("\
 A reference is a JSON object with input_ids, target_ids and a record such as
   \"float32\": {{\"top1\": [...], \"target_logprobs\": [...], \"perplexity\": 1.909}}
@@ -438,16 +443,24 @@ impl FromStr for TopK {
         if text == "all" {
             return Ok(TopK(None));
         }
-        match text.parse() {
+        match text.parse::<u32>() {
             Ok(count) if count > 0 => Ok(TopK(Some(count))),
+            Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(format!(
+                "it is too large: a whole number from 1 to {} is needed, or all",
+                u32::MAX
+            )),
             _ => Err("a whole number of at least 1 is needed, or all".into()),
         }
     }
 }
 
 fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
+    match text.parse::<usize>() {
         Ok(number) if number > 0 => Ok(number),
+        Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(format!(
+            "it is too large: a whole number from 1 to {} is needed",
+            usize::MAX
+        )),
         _ => Err("a whole number of at least 1 is needed".into()),
     }
 }
@@ -491,6 +504,16 @@ fn bytes(text: &str) -> Result<u64, String> {
         return Err("at least 1 byte and less than 8 EiB are needed".into());
     }
     Ok(count as u64)
+}
+
+/// A text that not every name contains.
+fn part_of_a_name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() {
+        return Err(
+            "it is empty, which any kernels would pass: a part of their name is needed".into(),
+        );
+    }
+    Ok(text.into())
 }
 
 fn logit_bias(text: &str) -> Result<(u32, f32), String> {
@@ -550,5 +573,7 @@ mod tests {
         assert_eq!("all".parse(), Ok(TopK(None)));
         assert_eq!("20".parse(), Ok(TopK(Some(20))));
         assert!("0".parse::<TopK>().is_err());
+        let beyond = "4294967296".parse::<TopK>().unwrap_err();
+        assert!(beyond.contains("too large") && beyond.contains("4294967295"));
     }
 }

@@ -4,13 +4,19 @@ use lily_plan::Machine;
 use std::thread::available_parallelism;
 
 /// This processor with `threads` workers, or one for each core: its bandwidth measured now, its peak
-/// taken from its instruction set and clock.
+/// taken from its instruction set and clock. The bandwidth is that of all cores, and the text says so.
 pub fn this_processor(threads: Option<usize>) -> Machine {
-    let threads = threads.unwrap_or_else(|| available_parallelism().map_or(1, usize::from));
+    let cores = available_parallelism().map_or(1, usize::from);
+    let threads = threads.unwrap_or(cores);
     let bandwidth = lily_cpu::measure_bandwidth();
     let (lanes, set) = lanes();
     let (clock, source) = clock();
     let peak = threads as f64 * lanes as f64 * UNITS as f64 * 2.0 * clock;
+    let fewer = if threads < cores {
+        ", whatever --threads says; fewer may reach less"
+    } else {
+        ""
+    };
     let plural = if threads == 1 { "" } else { "s" };
     let mut machine = Machine::cpu(bandwidth, threads, peak);
     // In place of the sentence that would have both numbers measured.
@@ -18,7 +24,7 @@ pub fn this_processor(threads: Option<usize>) -> Machine {
         0..1,
         [
             format!(
-                "bandwidth {:.1} GB/s: measured just now, reading 256 MB with all cores",
+                "bandwidth {:.1} GB/s: measured just now, reading 256 MB with all cores{fewer}",
                 bandwidth / 1e9
             ),
             format!(

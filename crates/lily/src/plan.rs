@@ -9,6 +9,9 @@ use lily_plan::{Machine, ModelDescription, PlanReport, route};
 use std::path::Path;
 use std::sync::Arc;
 
+const LAST_STEP: &str =
+    "Decode ends with arg-max; where the host samples, the same plan runs without that last step.";
+
 const MORE: &str = "\
 With --details: steps, operations, and why each boundary must stand. With --steps: every step.
 ";
@@ -17,15 +20,22 @@ With --details: steps, operations, and why each boundary must stand. With --step
 pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failure> {
     let declared = declared_model(arguments.config.as_deref().or(model))?;
     let longest = declared.config.max_positions;
-    let chunk = arguments.chunk.unwrap_or(route::PREFILL_CHUNK.min(longest));
-    if chunk > longest || arguments.context >= longest {
+    let context = arguments.context;
+    let room = longest.saturating_sub(context);
+    let chunk = arguments
+        .chunk
+        .unwrap_or(route::PREFILL_CHUNK.min(room).max(1));
+    if chunk > room {
         return Err(Failure::usage(format!(
-            "--context {} and --chunk {chunk}: the model was made for {longest} tokens",
-            arguments.context
+            "--context {context} and --chunk {chunk} make {} tokens: the model was made for {longest} \
+             (max_position_embeddings)",
+            context.saturating_add(chunk)
         ))
-        .help(format!(
-            "a context below {longest} and a chunk of at most {longest} can be planned"
-        )));
+        .help(if room == 0 {
+            format!("a context of at most {} can be planned", longest.saturating_sub(1))
+        } else {
+            format!("a chunk of at most {room} can be planned at this context")
+        }));
     }
     let quantization = declared.quantization;
     let description = Arc::new(ModelDescription::new(declared.config, |spec| {
@@ -34,7 +44,7 @@ pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failu
     let report = PlanReport::new(
         &description,
         arguments.precision.into(),
-        arguments.context,
+        context,
         chunk,
         &machines(arguments),
     );
@@ -42,9 +52,12 @@ pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failu
     if arguments.json {
         console.print_json(&report)
     } else if arguments.steps || arguments.details {
-        console.print(&report.to_text(arguments.steps))
+        console.print(&format!(
+            "{}\n{LAST_STEP}\n",
+            report.to_text(arguments.steps)
+        ))
     } else {
-        console.print(&format!("{}\n{MORE}", report.to_summary()))
+        console.print(&format!("{}\n{LAST_STEP}\n{MORE}", report.to_summary()))
     }
 }
 

@@ -24,6 +24,26 @@ struct Reference {
     record: Record,
 }
 
+impl Reference {
+    /// Checks that a model with a vocabulary of that many rows can have been the one recorded.
+    fn check_ids(&self, vocabulary: usize, source: &str, name: &str) -> Result<(), Failure> {
+        for (field, ids) in [
+            ("input_ids".to_string(), &self.inputs),
+            ("target_ids".to_string(), &self.targets),
+            (format!("{name}.top1"), &self.record.top1),
+        ] {
+            if let Some(at) = ids.iter().position(|&id| id as usize >= vocabulary) {
+                return Err(Failure::usage(format!(
+                    "the reference {source}: {field}[{at}] is {}: the model's vocabulary has {vocabulary} rows",
+                    ids[at]
+                ))
+                .help("the recording must be of the same model"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// What one engine predicted.
 #[derive(Debug, Deserialize)]
 struct Record {
@@ -77,6 +97,20 @@ impl Reference {
                     "input_ids has {count} entries and {what} {length}: as many are needed, and at least 1"
                 )));
             }
+        }
+        for (at, &value) in record.target_logprobs.iter().enumerate() {
+            if !(value.is_finite() && value <= 0.0) {
+                return Err(wrong(format!(
+                    "{name}.target_logprobs[{at}] is {value}: log-probabilities are finite and at most 0"
+                )));
+            }
+        }
+        if let Some(value) = record.perplexity
+            && !(value.is_finite() && value > 0.0)
+        {
+            return Err(wrong(format!(
+                "{name}.perplexity is {value}: perplexities are finite and over 0"
+            )));
         }
         Ok(Reference {
             inputs,
@@ -208,6 +242,8 @@ pub fn verify(model: Option<&Path>, arguments: &VerifyArguments) -> Result<(), F
     };
     let mut console = Console::new(false);
     let mut opened = open(model, &arguments.device, None)?;
+    let vocabulary = opened.engine.model().config.vocab_size;
+    reference.check_ids(vocabulary, &source, &arguments.record)?;
     let start = Instant::now();
     let mut progress = ProgressLine::new("reading", "tokens");
     let (inputs, targets) = (&reference.inputs, &reference.targets);
@@ -342,6 +378,29 @@ mod tests {
     }
 
     #[test]
+    fn ids_beyond_the_vocabulary_are_named() {
+        let reference = |inputs: u32, targets: u32, top: u32| Reference {
+            inputs: vec![0, inputs],
+            targets: vec![targets, 0],
+            record: Record {
+                top1: vec![0, top],
+                target_logprobs: vec![-1.0, -1.0],
+                perplexity: None,
+            },
+        };
+        let check = |reference: Reference| reference.check_ids(10, "r.json", "ours");
+        assert!(check(reference(9, 9, 9)).is_ok());
+        for (reference, named) in [
+            (reference(10, 9, 9), "r.json: input_ids[1] is 10"),
+            (reference(9, 11, 9), "r.json: target_ids[0] is 11"),
+            (reference(9, 9, 12), "r.json: ours.top1[1] is 12"),
+        ] {
+            let text = check(reference).unwrap_err().to_text();
+            assert!(text.contains(named), "{named} in {text}");
+        }
+    }
+
+    #[test]
     fn references_are_checked() {
         let refused = |json: &str| {
             Reference::parse(json, "r.json", "float32")
@@ -354,6 +413,28 @@ mod tests {
         assert!(refused(&format!("{{{ids}}}")).contains("no record float32"));
         let short = format!(r#"{{{ids},"float32":{{"top1":[],"target_logprobs":[-1]}}}}"#);
         assert!(refused(&short).contains("top1 0"));
+        for (record, named) in [
+            (
+                r#"{"top1":[1],"target_logprobs":[0.5]}"#,
+                "r.json: float32.target_logprobs[0] is 0.5",
+            ),
+            (
+                r#"{"top1":[1],"target_logprobs":[-1],"perplexity":0}"#,
+                "r.json: float32.perplexity is 0",
+            ),
+            (
+                r#"{"top1":[1],"target_logprobs":[-1],"perplexity":-2.5}"#,
+                "r.json: float32.perplexity is -2.5",
+            ),
+            // JSON has no numbers beyond f64.
+            (
+                r#"{"top1":[1],"target_logprobs":[-1e999]}"#,
+                "r.json: it is not JSON",
+            ),
+        ] {
+            let text = refused(&format!(r#"{{{ids},"float32":{record}}}"#));
+            assert!(text.contains(named), "{named} in {text}");
+        }
         let negative = r#"{"input_ids":[-1],"target_ids":[2],"float32":{}}"#;
         assert!(refused(negative).contains("input_ids is no list"));
     }

@@ -39,7 +39,11 @@ fn wrong_usage_ends_with_2() {
         (&["run", "--max-tokens", "0", "x"], "--max-tokens"),
         (
             &["run", "--max-tokens", "99999999999999999999999", "x"],
-            "--max-tokens",
+            "it is too large: a whole number from 1 to 18446744073709551615",
+        ),
+        (
+            &["run", "-q", "--reasoning", "show", "x"],
+            "--quiet and --reasoning show",
         ),
         (&["run", "--seed", "-1", "x"], "--seed"),
         (&["run", "--context", "32769", "x"], "32769"),
@@ -78,11 +82,18 @@ fn wrong_usage_ends_with_2() {
             "/no/such/config.json cannot be read\n  because: ",
         ),
         (&["plan", "--context", "32768"], "32768"),
+        (
+            &["plan", "--context", "32767", "--chunk", "2"],
+            "--context 32767 and --chunk 2 make 32769 tokens: the model was made for 32768",
+        ),
+        (&["plan", "--chunk", "32769"], "32769"),
         (&["plan", "--machine", "abacus"], "abacus"),
         (&["inspect", "/no/such/model"], "/no/such/model"),
         (&["bench", "--prefill", "0"], "--prefill"),
         (&["bench", "--prefill", "32769", "--decode", "1"], "32769"),
         (&["bench", "--repetitions", "99999999999"], "--repetitions"),
+        (&["bench", "--require-kernels", ""], "--require-kernels"),
+        (&["bench", "--require-kernels", " "], "--require-kernels"),
         (
             &["verify", "--reference", "/no/such/reference.json"],
             "/no/such/reference.json",
@@ -146,6 +157,45 @@ fn unsound_checkpoints_end_with_2() {
     }
     lily(&["run", "--model", path, "x"]).failed(2, "no chat template");
     lily(&["run", "--raw", "--max-tokens", "2", "--model", path, "x"]).worked();
+}
+
+/// The message, its file's path left out, for a checkpoint with one text file replaced.
+fn told_of(name: &str, content: &str) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let tiny = repository("models/lily-tiny");
+    for file in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ] {
+        std::fs::copy(tiny.join(file), directory.path().join(file)).unwrap();
+    }
+    std::fs::write(directory.path().join(name), content).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let ran = lily(&["run", "--model", path, "x"]);
+    ran.failed(2, path);
+    ran.errors.replace(path, "DIRECTORY")
+}
+
+#[test]
+fn a_text_file_at_fault_is_named_once_and_in_full() {
+    let told = told_of("tokenizer.json", "{");
+    let expected = "error: DIRECTORY/tokenizer.json: not the JSON of a tokenizer: ";
+    assert!(told.starts_with(expected), "{told}");
+    assert_eq!(told.matches("tokenizer.json").count(), 1, "{told}");
+    assert_eq!(
+        told_of("generation_config.json", r#"{"temperature": -1}"#),
+        "error: DIRECTORY/generation_config.json: temperature must be a number 0 or more, not -1\n"
+    );
+    let told = told_of("generation_config.json", "[]");
+    let expected = "error: DIRECTORY/generation_config.json: not a JSON object: ";
+    assert!(told.starts_with(expected), "{told}");
+    let told = told_of("chat_template.jinja", "{% if %}");
+    let expected = "error: DIRECTORY: chat template: not a valid template: ";
+    assert!(told.starts_with(expected), "{told}");
 }
 
 #[test]

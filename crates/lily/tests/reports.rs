@@ -67,6 +67,8 @@ fn plans_depend_on_what_is_asked() {
     assert!(state(&long) > state(&short));
     assert_eq!(long["prefill"]["rows"], 64);
     assert_eq!(plan(&["--precision", "f32"])["precision"], "f32");
+    // Without --chunk, the chunk is what is left of what the model was made for.
+    assert_eq!(plan(&["--context", "262141"])["prefill"]["rows"], 3);
     // The directory of a config is as good, and a directory may be the --model.
     let directory = repository("fixtures/qwen3.6-35b-a3b");
     let directory = directory.to_str().unwrap();
@@ -120,6 +122,9 @@ fn plans_for_people_print_every_assumption_and_boundary() {
         }
     }
     let details = lily(&["plan", "--details", &config]).worked().output;
+    for text in [&text, &details] {
+        assert!(text.contains("without that last step"));
+    }
     assert!(details.contains("Steps, fused") && details.contains("By operation, fused"));
     assert!(details.contains("each output sums over the whole input row"));
     let steps = lily(&["plan", "--steps", "--machine", "m5-max"])
@@ -341,7 +346,12 @@ fn another_reference_sets_its_own_thresholds() {
     assert!(text.contains("no threshold was set"));
     let unknown = reference.replace("[4056, 302]", "[4056, 999999]");
     let path = file(&directory, "unknown.json", &unknown);
-    lily(&["verify", "--reference", &path, "--record", "ours"]).failed(2, "999999");
+    lily(&["verify", "--reference", &path, "--record", "ours"])
+        .failed(2, "unknown.json: input_ids[1] is 999999");
+    let positive = reference.replace("-0.1", "0.1");
+    let path = file(&directory, "positive.json", &positive);
+    lily(&["verify", "--reference", &path, "--record", "ours"])
+        .failed(2, "positive.json: ours.target_logprobs[1] is 0.1");
     // Nothing is recorded of other models.
     let model = repository("fixtures/oracle-small-b");
     lily(&["verify", "--model", model.to_str().unwrap()]).failed(2, "--reference");

@@ -7,86 +7,124 @@
 // of the longer ones, those without a repeated component and those that repeat a single one.
 #pragma once
 namespace metal {
-template<bool B, class T = void> struct msl_enable_if {};
-template<class T> struct msl_enable_if<true, T> { using type = T; };
-template<class A, class B> struct msl_same { static constexpr bool v = false; };
-template<class A> struct msl_same<A, A> { static constexpr bool v = true; };
-template<class T> struct msl_is_arith { static constexpr bool v = false; };
-#define MSL_AR(T) template<> struct msl_is_arith<T> { static constexpr bool v = true; };
-MSL_AR(bool) MSL_AR(char) MSL_AR(signed char) MSL_AR(unsigned char) MSL_AR(short) MSL_AR(unsigned short) MSL_AR(int)
-MSL_AR(unsigned) MSL_AR(long) MSL_AR(unsigned long) MSL_AR(long long) MSL_AR(unsigned long long) MSL_AR(float) MSL_AR(double)
+template <bool B, class T = void> struct msl_enable_if {};
+template <class T> struct msl_enable_if<true, T> { using type = T; };
+template <class A, class B> struct msl_same { static constexpr bool v = false; };
+template <class A> struct msl_same<A, A> { static constexpr bool v = true; };
+template <class T> struct msl_is_arith { static constexpr bool v = false; };
+#define MSL_AR(T) \
+  template <> struct msl_is_arith<T> { static constexpr bool v = true; };
+MSL_AR(bool)
+MSL_AR(char) MSL_AR(signed char) MSL_AR(unsigned char) MSL_AR(short) MSL_AR(unsigned short) MSL_AR(int) MSL_AR(unsigned)
+    MSL_AR(long) MSL_AR(unsigned long) MSL_AR(long long) MSL_AR(unsigned long long) MSL_AR(float) MSL_AR(double)
 #undef MSL_AR
 
 // ---- 16-bit floats: storage + conversions; every operation rounds to the type, as the GPU's does
-#define MSL_F16(NAME, FROM, TO) \
-struct NAME { \
-  unsigned short bits; \
-  NAME() = default; \
-  MSL_FN NAME(float f) : bits(FROM(f)) {} \
-  MSL_FN NAME(int f) : bits(FROM((float)f)) {} \
-  MSL_FN NAME(unsigned f) : bits(FROM((float)f)) {} \
-  MSL_FN NAME(double f) : bits(FROM((float)f)) {} \
-  template<class O, class = typename msl_enable_if<O::msl_f16>::type> explicit MSL_FN NAME(O o) : bits(FROM((float)o)) {} \
-  static constexpr bool msl_f16 = true; \
-  MSL_FN operator float() const { return TO(bits); } \
-  MSL_FN NAME operator-() const { return NAME(-(float)*this); } \
-  friend MSL_FN NAME operator+(NAME a, NAME b) { return NAME((float)a + (float)b); } \
-  friend MSL_FN NAME operator-(NAME a, NAME b) { return NAME((float)a - (float)b); } \
-  friend MSL_FN NAME operator*(NAME a, NAME b) { return NAME((float)a * (float)b); } \
-  friend MSL_FN NAME operator/(NAME a, NAME b) { return NAME((float)a / (float)b); } \
-  friend MSL_FN bool operator<(NAME a, NAME b) { return (float)a < (float)b; } \
-  friend MSL_FN bool operator>(NAME a, NAME b) { return (float)a > (float)b; } \
-  friend MSL_FN bool operator<=(NAME a, NAME b) { return (float)a <= (float)b; } \
-  friend MSL_FN bool operator>=(NAME a, NAME b) { return (float)a >= (float)b; } \
-  friend MSL_FN bool operator==(NAME a, NAME b) { return (float)a == (float)b; } \
-  friend MSL_FN bool operator!=(NAME a, NAME b) { return (float)a != (float)b; } \
-  MSL_MIX(NAME, +) MSL_MIX(NAME, -) MSL_MIX(NAME, *) MSL_MIX(NAME, /) \
-  MSL_MIXC(NAME, <) MSL_MIXC(NAME, >) MSL_MIXC(NAME, <=) MSL_MIXC(NAME, >=) MSL_MIXC(NAME, ==) MSL_MIXC(NAME, !=) \
-  template<class O> MSL_FN NAME& operator+=(O o) { return *this = NAME(*this + o); } \
-  template<class O> MSL_FN NAME& operator-=(O o) { return *this = NAME(*this - o); } \
-  template<class O> MSL_FN NAME& operator*=(O o) { return *this = NAME(*this * o); } \
-  template<class O> MSL_FN NAME& operator/=(O o) { return *this = NAME(*this / o); } \
-};
-#define MSL_MIX(NAME, op) \
-  friend MSL_FN float operator op(NAME a, float b) { return (float)a op b; } \
-  friend MSL_FN float operator op(float a, NAME b) { return a op (float)b; } \
-  friend MSL_FN NAME operator op(NAME a, int b) { return NAME((float)a op (float)b); } \
-  friend MSL_FN NAME operator op(int a, NAME b) { return NAME((float)a op (float)b); } \
-  friend MSL_FN NAME operator op(NAME a, unsigned b) { return NAME((float)a op (float)b); } \
-  friend MSL_FN NAME operator op(unsigned a, NAME b) { return NAME((float)a op (float)b); }
-#define MSL_MIXC(NAME, op) \
-  friend MSL_FN bool operator op(NAME a, float b) { return (float)a op b; } \
-  friend MSL_FN bool operator op(float a, NAME b) { return a op (float)b; } \
-  friend MSL_FN bool operator op(NAME a, int b) { return (float)a op (float)b; } \
-  friend MSL_FN bool operator op(int a, NAME b) { return (float)a op (float)b; }
-MSL_F16(bfloat, msl_f2bf, msl_bf2f)
-MSL_F16(half, msl_f2h, msl_h2f)
+#define MSL_F16(NAME, FROM, TO)                                                                               \
+  struct NAME {                                                                                               \
+    unsigned short bits;                                                                                      \
+    NAME() = default;                                                                                         \
+    MSL_FN NAME(float f) : bits(FROM(f)) {}                                                                   \
+    MSL_FN NAME(int f) : bits(FROM((float)f)) {}                                                              \
+    MSL_FN NAME(unsigned f) : bits(FROM((float)f)) {}                                                         \
+    MSL_FN NAME(double f) : bits(FROM((float)f)) {}                                                           \
+    template <class O, class = typename msl_enable_if<O::msl_f16>::type> explicit MSL_FN NAME(O o)            \
+        : bits(FROM((float)o)) {}                                                                             \
+    static constexpr bool msl_f16 = true;                                                                     \
+    MSL_FN operator float() const { return TO(bits); }                                                        \
+    MSL_FN NAME operator-() const { return NAME(-(float)*this); }                                             \
+    friend MSL_FN NAME operator+(NAME a, NAME b) { return NAME((float)a + (float)b); }                        \
+    friend MSL_FN NAME operator-(NAME a, NAME b) { return NAME((float)a - (float)b); }                        \
+    friend MSL_FN NAME operator*(NAME a, NAME b) { return NAME((float)a * (float)b); }                        \
+    friend MSL_FN NAME operator/(NAME a, NAME b) { return NAME((float)a / (float)b); }                        \
+    friend MSL_FN bool operator<(NAME a, NAME b) { return (float)a < (float)b; }                              \
+    friend MSL_FN bool operator>(NAME a, NAME b) { return (float)a > (float)b; }                              \
+    friend MSL_FN bool operator<=(NAME a, NAME b) { return (float)a <= (float)b; }                            \
+    friend MSL_FN bool operator>=(NAME a, NAME b) { return (float)a >= (float)b; }                            \
+    friend MSL_FN bool operator==(NAME a, NAME b) { return (float)a == (float)b; }                            \
+    friend MSL_FN bool operator!=(NAME a, NAME b) { return (float)a != (float)b; }                            \
+    MSL_MIX(NAME, +)                                                                                          \
+    MSL_MIX(NAME, -) MSL_MIX(NAME, *) MSL_MIX(NAME, /) MSL_MIXC(NAME, <) MSL_MIXC(NAME, >) MSL_MIXC(NAME, <=) \
+        MSL_MIXC(NAME, >=) MSL_MIXC(NAME, ==) MSL_MIXC(NAME, !=) template <class O>                           \
+        MSL_FN NAME& operator+=(O o) {                                                                        \
+      return *this = NAME(*this + o);                                                                         \
+    }                                                                                                         \
+    template <class O> MSL_FN NAME& operator-=(O o) { return *this = NAME(*this - o); }                       \
+    template <class O> MSL_FN NAME& operator*=(O o) { return *this = NAME(*this * o); }                       \
+    template <class O> MSL_FN NAME& operator/=(O o) { return *this = NAME(*this / o); }                       \
+  };
+#define MSL_MIX(NAME, op)                                                                   \
+  friend MSL_FN float operator op(NAME a, float b) { return (float)a op b; }                \
+  friend MSL_FN float operator op(float a, NAME b) { return a op(float) b; }                \
+  friend MSL_FN NAME operator op(NAME a, int b) { return NAME((float)a op(float) b); }      \
+  friend MSL_FN NAME operator op(int a, NAME b) { return NAME((float)a op(float) b); }      \
+  friend MSL_FN NAME operator op(NAME a, unsigned b) { return NAME((float)a op(float) b); } \
+  friend MSL_FN NAME operator op(unsigned a, NAME b) { return NAME((float)a op(float) b); }
+#define MSL_MIXC(NAME, op)                                                       \
+  friend MSL_FN bool operator op(NAME a, float b) { return (float)a op b; }      \
+  friend MSL_FN bool operator op(float a, NAME b) { return a op(float) b; }      \
+  friend MSL_FN bool operator op(NAME a, int b) { return (float)a op(float) b; } \
+  friend MSL_FN bool operator op(int a, NAME b) { return (float)a op(float) b; }
+        MSL_F16(bfloat, msl_f2bf, msl_bf2f) MSL_F16(half, msl_f2h, msl_h2f)
 
-template<class T, int N> struct vec;
-template<class T, int N, int... I> struct msl_swz {
+            template <class T, int N>
+            struct vec;
+template <class T, int N, int... I> struct msl_swz {
   T v[N];
   using V = vec<T, sizeof...(I)>;
-  MSL_FN operator V() const { V r; int j = 0; ((r.v[j++] = v[I]), ...); return r; }
-  MSL_FN msl_swz& operator=(V o) { int j = 0; ((v[I] = o.v[j++]), ...); return *this; }
+  MSL_FN operator V() const {
+    V r;
+    int j = 0;
+    ((r.v[j++] = v[I]), ...);
+    return r;
+  }
+  MSL_FN msl_swz& operator=(V o) {
+    int j = 0;
+    ((v[I] = o.v[j++]), ...);
+    return *this;
+  }
   MSL_FN msl_swz& operator=(const msl_swz& o) { return *this = V(o); }
-  template<class O> MSL_FN msl_swz& operator+=(O o) { return *this = V(*this) + o; }
-  template<class O> MSL_FN msl_swz& operator-=(O o) { return *this = V(*this) - o; }
-  template<class O> MSL_FN msl_swz& operator*=(O o) { return *this = V(*this) * o; }
-  template<class O> MSL_FN msl_swz& operator/=(O o) { return *this = V(*this) / o; }
+  template <class O> MSL_FN msl_swz& operator+=(O o) { return *this = V(*this) + o; }
+  template <class O> MSL_FN msl_swz& operator-=(O o) { return *this = V(*this) - o; }
+  template <class O> MSL_FN msl_swz& operator*=(O o) { return *this = V(*this) * o; }
+  template <class O> MSL_FN msl_swz& operator/=(O o) { return *this = V(*this) / o; }
 };
-#define MSL_VOP(op) \
-  friend MSL_FN vec operator op(vec a, vec b) { vec r; for (int i = 0; i < n; ++i) r.v[i] = T(a.v[i] op b.v[i]); return r; } \
-  template<class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> friend MSL_FN vec operator op(vec a, S s) { return a op vec(T(s)); } \
-  template<class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> friend MSL_FN vec operator op(S s, vec a) { return vec(T(s)) op a; } \
-  template<class O> MSL_FN vec& operator op##=(O o) { return *this = *this op o; }
-#define MSL_VCMP(op) \
-  friend MSL_FN vec<bool, n> operator op(vec a, vec b) { vec<bool, n> r; for (int i = 0; i < n; ++i) r.v[i] = a.v[i] op b.v[i]; return r; } \
-  template<class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> friend MSL_FN vec<bool, n> operator op(vec a, S s) { return a op vec(T(s)); } \
-  template<class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> friend MSL_FN vec<bool, n> operator op(S s, vec a) { return vec(T(s)) op a; }
+#define MSL_VOP(op)                                                            \
+  friend MSL_FN vec operator op(vec a, vec b) {                                \
+    vec r;                                                                     \
+    for (int i = 0; i < n; ++i) r.v[i] = T(a.v[i] op b.v[i]);                  \
+    return r;                                                                  \
+  }                                                                            \
+  template <class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> \
+  friend MSL_FN vec operator op(vec a, S s) {                                  \
+    return a op vec(T(s));                                                     \
+  }                                                                            \
+  template <class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> \
+  friend MSL_FN vec operator op(S s, vec a) {                                  \
+    return vec(T(s)) op a;                                                     \
+  }                                                                            \
+  template <class O> MSL_FN vec& operator op##=(O o) { return *this = *this op o; }
+#define MSL_VCMP(op)                                                           \
+  friend MSL_FN vec<bool, n> operator op(vec a, vec b) {                       \
+    vec<bool, n> r;                                                            \
+    for (int i = 0; i < n; ++i) r.v[i] = a.v[i] op b.v[i];                     \
+    return r;                                                                  \
+  }                                                                            \
+  template <class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> \
+  friend MSL_FN vec<bool, n> operator op(vec a, S s) {                         \
+    return a op vec(T(s));                                                     \
+  }                                                                            \
+  template <class S, class = typename msl_enable_if<msl_is_arith<S>::v>::type> \
+  friend MSL_FN vec<bool, n> operator op(S s, vec a) {                         \
+    return vec(T(s)) op a;                                                     \
+  }
 // A vector is copied with one access as wide as itself, as the GPU does it: the counters see one load or store, and CUDA
 // emits one.
 #ifdef MSL_CUDA
-typedef ::uint4 msl_w16; typedef ::uint2 msl_w8; typedef unsigned msl_w4; typedef unsigned short msl_w2;
+typedef ::uint4 msl_w16;
+typedef ::uint2 msl_w8;
+typedef unsigned msl_w4;
+typedef unsigned short msl_w2;
 #else
 typedef unsigned msl_w16 __attribute__((vector_size(16), may_alias));
 typedef unsigned long msl_w8 __attribute__((may_alias));
@@ -98,32 +136,62 @@ MSL_FN void msl_copy16(void* d, const void* s) { *(msl_w16*)d = *(const msl_w16*
 MSL_FN void msl_copy8(void* d, const void* s) { *(msl_w8*)d = *(const msl_w8*)s; }
 MSL_FN void msl_copy4(void* d, const void* s) { *(msl_w4*)d = *(const msl_w4*)s; }
 MSL_FN void msl_copy2(void* d, const void* s) { *(msl_w2*)d = *(const msl_w2*)s; }
-#define MSL_VCOPY \
-  if constexpr (sizeof(vec) == 32) { msl_copy16(this, &o); msl_copy16((char*)this + 16, (const char*)&o + 16); } \
-  else if constexpr (sizeof(vec) == 16) msl_copy16(this, &o); \
-  else if constexpr (sizeof(vec) == 8) msl_copy8(this, &o); \
-  else if constexpr (sizeof(vec) == 4) msl_copy4(this, &o); \
-  else { static_assert(sizeof(vec) == 2, "no vector has another size"); msl_copy2(this, &o); }
-#define MSL_VCOMMON(SLOTS) \
-  static constexpr int n = SLOTS; using elem = T; \
-  vec() = default; \
-  MSL_FN vec(const vec& o) { MSL_VCOPY } \
-  MSL_FN vec& operator=(const vec& o) { MSL_VCOPY return *this; } \
-  MSL_FN vec(T s) { for (int i = 0; i < n; ++i) v[i] = s; } \
-  template<class U, class = typename msl_enable_if<!msl_same<U, T>::v>::type> explicit MSL_FN vec(const vec<U, n>& o) { for (int i = 0; i < n; ++i) v[i] = T(o.v[i]); } \
-  MSL_FN T& operator[](unsigned long i) { return v[i]; } \
-  MSL_FN const T& operator[](unsigned long i) const { return v[i]; } \
-  MSL_VOP(+) MSL_VOP(-) MSL_VOP(*) MSL_VOP(/) MSL_VOP(%) MSL_VOP(&) MSL_VOP(|) MSL_VOP(^) MSL_VOP(<<) MSL_VOP(>>) \
-  MSL_VCMP(<) MSL_VCMP(>) MSL_VCMP(<=) MSL_VCMP(>=) MSL_VCMP(==) MSL_VCMP(!=) MSL_VCMP(&&) MSL_VCMP(||) \
-  friend MSL_FN vec operator-(vec a) { vec r; for (int i = 0; i < n; ++i) r.v[i] = -a.v[i]; return r; } \
-  friend MSL_FN vec operator~(vec a) { vec r; for (int i = 0; i < n; ++i) r.v[i] = T(~a.v[i]); return r; } \
-  friend MSL_FN vec<bool, n> operator!(vec a) { vec<bool, n> r; for (int i = 0; i < n; ++i) r.v[i] = !a.v[i]; return r; }
+#define MSL_VCOPY                                                  \
+  if constexpr (sizeof(vec) == 32) {                               \
+    msl_copy16(this, &o);                                          \
+    msl_copy16((char*)this + 16, (const char*)&o + 16);            \
+  } else if constexpr (sizeof(vec) == 16)                          \
+    msl_copy16(this, &o);                                          \
+  else if constexpr (sizeof(vec) == 8)                             \
+    msl_copy8(this, &o);                                           \
+  else if constexpr (sizeof(vec) == 4)                             \
+    msl_copy4(this, &o);                                           \
+  else {                                                           \
+    static_assert(sizeof(vec) == 2, "no vector has another size"); \
+    msl_copy2(this, &o);                                           \
+  }
+#define MSL_VCOMMON(SLOTS)                                                                                         \
+  static constexpr int n = SLOTS;                                                                                  \
+  using elem = T;                                                                                                  \
+  vec() = default;                                                                                                 \
+  MSL_FN vec(const vec& o){MSL_VCOPY} MSL_FN vec& operator=(const vec& o) { MSL_VCOPY return *this; }              \
+  MSL_FN vec(T s) {                                                                                                \
+    for (int i = 0; i < n; ++i) v[i] = s;                                                                          \
+  }                                                                                                                \
+  template <class U, class = typename msl_enable_if<!msl_same<U, T>::v>::type>                                     \
+  explicit MSL_FN vec(const vec<U, n>& o) {                                                                        \
+    for (int i = 0; i < n; ++i) v[i] = T(o.v[i]);                                                                  \
+  }                                                                                                                \
+  MSL_FN T& operator[](unsigned long i) { return v[i]; }                                                           \
+  MSL_FN const T& operator[](unsigned long i) const { return v[i]; }                                               \
+  MSL_VOP(+)                                                                                                       \
+  MSL_VOP(-) MSL_VOP(*) MSL_VOP(/) MSL_VOP(%) MSL_VOP(&) MSL_VOP(|) MSL_VOP(^) MSL_VOP(<<) MSL_VOP(>>) MSL_VCMP(<) \
+      MSL_VCMP(>) MSL_VCMP(<=) MSL_VCMP(>=) MSL_VCMP(==) MSL_VCMP(!=) MSL_VCMP(&&) MSL_VCMP(||) friend MSL_FN vec  \
+      operator-(vec a) {                                                                                           \
+    vec r;                                                                                                         \
+    for (int i = 0; i < n; ++i) r.v[i] = -a.v[i];                                                                  \
+    return r;                                                                                                      \
+  }                                                                                                                \
+  friend MSL_FN vec operator~(vec a) {                                                                             \
+    vec r;                                                                                                         \
+    for (int i = 0; i < n; ++i) r.v[i] = T(~a.v[i]);                                                               \
+    return r;                                                                                                      \
+  }                                                                                                                \
+  friend MSL_FN vec<bool, n> operator!(vec a) {                                                                    \
+    vec<bool, n> r;                                                                                                \
+    for (int i = 0; i < n; ++i) r.v[i] = !a.v[i];                                                                  \
+    return r;                                                                                                      \
+  }
 
-template<class T> struct alignas(sizeof(T) * 2) vec<T, 2> {
+template <class T> struct alignas(sizeof(T) * 2) vec<T, 2> {
   union {
     T v[2];
-    struct { T x, y; };
-    struct { T r, g; };
+    struct {
+      T x, y;
+    };
+    struct {
+      T r, g;
+    };
     msl_swz<T, 2, 0, 0> xx;
     msl_swz<T, 2, 0, 1> xy;
     msl_swz<T, 2, 1, 0> yx;
@@ -134,13 +202,20 @@ template<class T> struct alignas(sizeof(T) * 2) vec<T, 2> {
     msl_swz<T, 2, 1, 1, 1, 1> yyyy;
   };
   MSL_VCOMMON(2)
-  MSL_FN vec(T a0, T a1) { v[0] = a0; v[1] = a1; }
+  MSL_FN vec(T a0, T a1) {
+    v[0] = a0;
+    v[1] = a1;
+  }
 };
-template<class T> struct alignas(sizeof(T) * 4) vec<T, 3> {
+template <class T> struct alignas(sizeof(T) * 4) vec<T, 3> {
   union {
     T v[4];
-    struct { T x, y, z; };
-    struct { T r, g, b; };
+    struct {
+      T x, y, z;
+    };
+    struct {
+      T r, g, b;
+    };
     msl_swz<T, 4, 0, 0> xx;
     msl_swz<T, 4, 0, 1> xy;
     msl_swz<T, 4, 0, 2> xz;
@@ -164,15 +239,31 @@ template<class T> struct alignas(sizeof(T) * 4) vec<T, 3> {
     msl_swz<T, 4, 2, 2, 2, 2> zzzz;
   };
   MSL_VCOMMON(3)
-  MSL_FN vec(T a0, T a1, T a2) { v[0] = a0; v[1] = a1; v[2] = a2; }
-  MSL_FN vec(T a0, vec<T, 2> a1) { v[0] = a0; v[1] = a1.v[0]; v[2] = a1.v[1]; }
-  MSL_FN vec(vec<T, 2> a0, T a1) { v[0] = a0.v[0]; v[1] = a0.v[1]; v[2] = a1; }
+  MSL_FN vec(T a0, T a1, T a2) {
+    v[0] = a0;
+    v[1] = a1;
+    v[2] = a2;
+  }
+  MSL_FN vec(T a0, vec<T, 2> a1) {
+    v[0] = a0;
+    v[1] = a1.v[0];
+    v[2] = a1.v[1];
+  }
+  MSL_FN vec(vec<T, 2> a0, T a1) {
+    v[0] = a0.v[0];
+    v[1] = a0.v[1];
+    v[2] = a1;
+  }
 };
-template<class T> struct alignas(sizeof(T) * 4) vec<T, 4> {
+template <class T> struct alignas(sizeof(T) * 4) vec<T, 4> {
   union {
     T v[4];
-    struct { T x, y, z, w; };
-    struct { T r, g, b, a; };
+    struct {
+      T x, y, z, w;
+    };
+    struct {
+      T r, g, b, a;
+    };
     msl_swz<T, 4, 0, 0> xx;
     msl_swz<T, 4, 0, 1> xy;
     msl_swz<T, 4, 0, 2> xz;
@@ -247,13 +338,48 @@ template<class T> struct alignas(sizeof(T) * 4) vec<T, 4> {
     msl_swz<T, 4, 3, 3, 3, 3> wwww;
   };
   MSL_VCOMMON(4)
-  MSL_FN vec(T a0, T a1, T a2, T a3) { v[0] = a0; v[1] = a1; v[2] = a2; v[3] = a3; }
-  MSL_FN vec(T a0, T a1, vec<T, 2> a2) { v[0] = a0; v[1] = a1; v[2] = a2.v[0]; v[3] = a2.v[1]; }
-  MSL_FN vec(T a0, vec<T, 2> a1, T a2) { v[0] = a0; v[1] = a1.v[0]; v[2] = a1.v[1]; v[3] = a2; }
-  MSL_FN vec(T a0, vec<T, 3> a1) { v[0] = a0; v[1] = a1.v[0]; v[2] = a1.v[1]; v[3] = a1.v[2]; }
-  MSL_FN vec(vec<T, 2> a0, T a1, T a2) { v[0] = a0.v[0]; v[1] = a0.v[1]; v[2] = a1; v[3] = a2; }
-  MSL_FN vec(vec<T, 2> a0, vec<T, 2> a1) { v[0] = a0.v[0]; v[1] = a0.v[1]; v[2] = a1.v[0]; v[3] = a1.v[1]; }
-  MSL_FN vec(vec<T, 3> a0, T a1) { v[0] = a0.v[0]; v[1] = a0.v[1]; v[2] = a0.v[2]; v[3] = a1; }
+  MSL_FN vec(T a0, T a1, T a2, T a3) {
+    v[0] = a0;
+    v[1] = a1;
+    v[2] = a2;
+    v[3] = a3;
+  }
+  MSL_FN vec(T a0, T a1, vec<T, 2> a2) {
+    v[0] = a0;
+    v[1] = a1;
+    v[2] = a2.v[0];
+    v[3] = a2.v[1];
+  }
+  MSL_FN vec(T a0, vec<T, 2> a1, T a2) {
+    v[0] = a0;
+    v[1] = a1.v[0];
+    v[2] = a1.v[1];
+    v[3] = a2;
+  }
+  MSL_FN vec(T a0, vec<T, 3> a1) {
+    v[0] = a0;
+    v[1] = a1.v[0];
+    v[2] = a1.v[1];
+    v[3] = a1.v[2];
+  }
+  MSL_FN vec(vec<T, 2> a0, T a1, T a2) {
+    v[0] = a0.v[0];
+    v[1] = a0.v[1];
+    v[2] = a1;
+    v[3] = a2;
+  }
+  MSL_FN vec(vec<T, 2> a0, vec<T, 2> a1) {
+    v[0] = a0.v[0];
+    v[1] = a0.v[1];
+    v[2] = a1.v[0];
+    v[3] = a1.v[1];
+  }
+  MSL_FN vec(vec<T, 3> a0, T a1) {
+    v[0] = a0.v[0];
+    v[1] = a0.v[1];
+    v[2] = a0.v[2];
+    v[3] = a1;
+  }
 };
 using float2 = vec<float, 2>;
 using float3 = vec<float, 3>;
@@ -291,4 +417,4 @@ using ulong4 = vec<unsigned long, 4>;
 using bool2 = vec<bool, 2>;
 using bool3 = vec<bool, 3>;
 using bool4 = vec<bool, 4>;
-} // namespace metal
+}  // namespace metal

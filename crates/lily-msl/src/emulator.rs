@@ -79,10 +79,15 @@ impl Emulator {
             BuildKind::Race => {
                 let checker = include_str!("../shim/msl_race.cpp");
                 objects.push(self.object(&shim, "runtime", runtime, &["-O2", "-DMSL_RACE"])?);
-                objects.push(self.object(&shim, "checker", checker, &["-O2"])?);
+                let wrap: &[&str] = if wraps_copies() {
+                    &["-O2", "-DMSL_WRAP"]
+                } else {
+                    &["-O2"]
+                };
+                objects.push(self.object(&shim, "checker", checker, wrap)?);
             }
         }
-        let path = self.link(&objects)?;
+        let path = self.link(&objects, build)?;
         let loaded = Loaded::open(&path).map_err(EmulatorError::Load)?;
         Ok(Library::new(loaded, path, translated.kernels, build))
     }
@@ -153,7 +158,7 @@ impl Emulator {
         Ok(path)
     }
 
-    fn link(&self, objects: &[PathBuf]) -> Result<PathBuf, EmulatorError> {
+    fn link(&self, objects: &[PathBuf], build: BuildKind) -> Result<PathBuf, EmulatorError> {
         let path = self.directory.join(format!("library-{}.so", key(&objects)));
         let turn = turn_of(&path);
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
@@ -165,6 +170,9 @@ impl Emulator {
         arguments.extend(objects.iter().cloned());
         if cfg!(target_os = "linux") {
             arguments.extend(["-Wl,-Bsymbolic", "-ldl", "-lpthread"].map(PathBuf::from));
+        }
+        if build == BuildKind::Race && wraps_copies() {
+            arguments.push("-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset".into());
         }
         compiler::run(&arguments, "").map_err(EmulatorError::Compile)?;
         std::fs::rename(&unfinished, &path).map_err(|error| unusable(&path, &error))?;
@@ -214,6 +222,11 @@ fn machine_flags() -> Vec<&'static str> {
         }
     }
     Vec::new()
+}
+
+/// Whether copies become calls of the C library, which the checker has to see.
+fn wraps_copies() -> bool {
+    cfg!(target_os = "linux") && compiler_version().contains("clang")
 }
 
 /// What the compiler says of itself: another one builds afresh.

@@ -1,10 +1,11 @@
 //! `lily bench`: prefill and decode against the clock.
 
 use crate::args::BenchArguments;
-use crate::console::{Console, ProgressLine};
+use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{counted, pairs, rate, table};
 use crate::model::{ModelName, Opened, on, open};
+use crate::status::Status;
 use lily_engine::{DeviceDescription, Engine, PlanOutput, Session};
 use lily_plan::Assumptions;
 use serde::Serialize;
@@ -115,6 +116,7 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
     }
     let longest = cases.iter().map(|case| case.positions()).max().unwrap_or(1);
     let mut console = Console::new(false);
+    console.status().begin("opening the model");
     let mut opened = open(model, &arguments.device, Some(longest))?;
     let device = opened.engine.device();
     if let Some(wanted) = &arguments.require_kernels
@@ -126,7 +128,7 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
         ))
         .help("nothing was measured; choose another --device or another --require-kernels"));
     }
-    let seconds = measure(&mut opened.engine, &cases, arguments, &mut console)?;
+    let seconds = measure(&mut opened.engine, &cases, arguments, &console)?;
     let report = report(&mut opened, device, &cases, seconds, arguments);
     if arguments.json {
         console.print_json(&report)
@@ -140,15 +142,16 @@ fn measure(
     engine: &mut Engine,
     cases: &[Case],
     arguments: &BenchArguments,
-    console: &mut Console,
+    console: &Console,
 ) -> Result<Vec<Vec<f64>>, Failure> {
     let rounds = arguments.repetitions + 1;
     let mut progress = TokenProgress {
-        line: ProgressLine::new("measuring", "tokens"),
+        status: console.status(),
         done: 0,
         total: rounds * cases.iter().map(|case| case.positions()).sum::<usize>(),
-        console,
     };
+    progress.status.begin("measuring");
+    progress.add(0);
     let mut seconds = vec![Vec::new(); cases.len()];
     for round in 0..=arguments.repetitions {
         for index in 0..cases.len() {
@@ -165,26 +168,26 @@ fn measure(
             }
         }
     }
-    progress.line.finish(progress.console);
+    progress.status.end();
     Ok(seconds)
 }
 
 /// How many tokens have been through the model, warm-ups and filled caches included.
 struct TokenProgress<'a> {
-    line: ProgressLine,
+    status: &'a Status,
     done: usize,
     total: usize,
-    console: &'a mut Console,
 }
 
 impl TokenProgress<'_> {
     fn add(&mut self, tokens: usize) {
         self.done += tokens;
-        self.line.update(self.console, self.done, self.total);
+        self.status.advance(self.done, Some(self.total));
     }
 }
 
-/// Seconds of a run. Nothing is shown while the clock runs.
+/// Seconds of a run. While the clock runs, only the status line goes on, if somebody watches: a few
+/// microseconds each second.
 fn run_once(
     engine: &mut Engine,
     case: Case,

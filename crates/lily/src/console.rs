@@ -1,30 +1,35 @@
 //! Standard output and standard error: who reads them decides what they get.
 
 use crate::failure::Failure;
-use std::io::{ErrorKind, IsTerminal, StderrLock, StdoutLock, Write};
-use std::time::{Duration, Instant};
+use crate::status::Status;
+use std::io::{ErrorKind, IsTerminal, StdoutLock, Write};
 
 /// The two streams of a command.
 pub struct Console {
     output: StdoutLock<'static>,
-    errors: StderrLock<'static>,
     output_is_terminal: bool,
+    /// Whether what goes to standard output may appear where standard error does: on the same terminal,
+    /// or through a pipe into a program that writes there.
+    output_is_near: bool,
     errors_are_terminal: bool,
     quiet: bool,
     color: bool,
+    status: Status,
 }
 
 impl Console {
-    /// Takes both streams. A quiet console prints neither notes nor progress.
+    /// Takes standard output. A quiet console prints neither notes nor progress.
     pub fn new(quiet: bool) -> Self {
         let errors_are_terminal = std::io::stderr().is_terminal();
+        let output_is_terminal = std::io::stdout().is_terminal();
         Console {
             output: std::io::stdout().lock(),
-            errors: std::io::stderr().lock(),
-            output_is_terminal: std::io::stdout().is_terminal(),
+            output_is_terminal,
+            output_is_near: output_is_terminal || !output_is_stored(),
             errors_are_terminal,
             quiet,
             color: errors_are_terminal && std::env::var_os("NO_COLOR").is_none(),
+            status: Status::new(errors_are_terminal && !quiet),
         }
     }
 
@@ -38,19 +43,31 @@ impl Console {
         self.errors_are_terminal && !self.quiet
     }
 
+    /// What is done, and for how long, for who watches; see [`Status`].
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
     /// Writes to standard output, at once. What a model says must not steer a terminal.
     pub fn print(&mut self, text: &str) -> Result<(), Failure> {
-        let result = if self.output_is_terminal {
-            self.output.write_all(harmless(text).as_bytes())
-        } else {
-            self.output.write_all(text.as_bytes())
+        let output = &mut self.output;
+        let mut write = || {
+            if self.output_is_terminal {
+                output.write_all(harmless(text).as_bytes())?;
+            } else {
+                output.write_all(text.as_bytes())?;
+            }
+            output.flush()
         };
-        result
-            .and_then(|()| self.output.flush())
-            .map_err(|error| match error.kind() {
-                ErrorKind::BrokenPipe => Failure::OutputClosed,
-                _ => Failure::request("standard output cannot be written").because(&error),
-            })
+        let result = if self.output_is_near {
+            self.status.aside_of(text, write)
+        } else {
+            write()
+        };
+        result.map_err(|error| match error.kind() {
+            ErrorKind::BrokenPipe => Failure::OutputClosed,
+            _ => Failure::request("standard output cannot be written").because(&error),
+        })
     }
 
     /// Writes a value to standard output as JSON.
@@ -63,32 +80,42 @@ impl Console {
     /// Writes a line to standard error. That nobody reads it is no reason to stop.
     pub fn note(&mut self, line: &str) {
         if !self.quiet {
-            let line = harmless(line);
-            let _ = writeln!(self.errors, "{line}");
+            self.write_errors(&(harmless(line) + "\n"), false);
         }
     }
 
     /// Writes to standard error what is beside the answer: dimmed, where there is a terminal.
     pub fn aside(&mut self, text: &str) {
-        let text = harmless(text);
-        let _ = if self.color {
-            write!(self.errors, "\x1b[2m{text}\x1b[0m")
-        } else {
-            write!(self.errors, "{text}")
-        };
-        let _ = self.errors.flush();
+        self.write_errors(&harmless(text), self.color);
     }
 
-    /// Shows `text` in a line of its own that the next one replaces.
-    fn show_status(&mut self, text: &str) {
-        let _ = write!(self.errors, "\r\x1b[K{text}");
-        let _ = self.errors.flush();
+    fn write_errors(&mut self, text: &str, dimmed: bool) {
+        self.status.aside_of(text, || {
+            let mut errors = std::io::stderr().lock();
+            let _ = if dimmed {
+                write!(errors, "\x1b[2m{text}\x1b[0m")
+            } else {
+                write!(errors, "{text}")
+            };
+            let _ = errors.flush();
+        });
     }
+}
 
-    fn clear_status(&mut self) {
-        let _ = write!(self.errors, "\r\x1b[K");
-        let _ = self.errors.flush();
-    }
+/// Whether standard output goes to a file or to nobody, rather than to a program.
+#[cfg(unix)]
+fn output_is_stored() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let duplicate = std::io::stdout().as_fd().try_clone_to_owned();
+    duplicate
+        .and_then(|output| std::fs::File::from(output).metadata())
+        .is_ok_and(|metadata| metadata.is_file() || metadata.file_type().is_char_device())
+}
+
+#[cfg(not(unix))]
+fn output_is_stored() -> bool {
+    false
 }
 
 /// The text with control characters spelled out, but for line ends and tabs.
@@ -102,56 +129,6 @@ fn harmless(text: &str) -> String {
         }
     }
     shown
-}
-
-/// How far something is that takes time: shown to who watches, once a second has passed.
-pub struct ProgressLine {
-    label: &'static str,
-    unit: &'static str,
-    started: Instant,
-    shown: Option<Instant>,
-}
-
-impl ProgressLine {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    const INTERVAL: Duration = Duration::from_millis(100);
-
-    /// Begins now.
-    pub fn new(label: &'static str, unit: &'static str) -> Self {
-        ProgressLine {
-            label,
-            unit,
-            started: Instant::now(),
-            shown: None,
-        }
-    }
-
-    /// Tells how far it is.
-    pub fn update(&mut self, console: &mut Console, done: usize, total: usize) {
-        let elapsed = self.started.elapsed();
-        let fresh = self
-            .shown
-            .is_some_and(|shown| shown.elapsed() < Self::INTERVAL);
-        if !console.is_watched() || elapsed < Self::PATIENCE || fresh || done == 0 {
-            return;
-        }
-        let rate = done as f64 / elapsed.as_secs_f64();
-        let left = total.saturating_sub(done) as f64 / rate;
-        console.show_status(&format!(
-            "{}: {done} of {total} {} ({:.0}%), {left:.0} s left",
-            self.label,
-            self.unit,
-            100.0 * done as f64 / total.max(1) as f64,
-        ));
-        self.shown = Some(Instant::now());
-    }
-
-    /// Takes the line away.
-    pub fn finish(&mut self, console: &mut Console) {
-        if self.shown.take().is_some() {
-            console.clear_status();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,8 @@ use std::sync::Arc;
 
 /// Runs the subcommand.
 pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(), Failure> {
+    let mut console = Console::new(false);
+    console.status().begin("inspecting");
     let path = arguments.path.as_deref().or(model);
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let summary = checkpoint.summary();
@@ -64,7 +66,7 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
         summary,
         running,
     };
-    let mut console = Console::new(false);
+    console.status().end();
     if arguments.json {
         console.print_json(&report.to_json())
     } else {

@@ -14,6 +14,7 @@ mod model;
 mod plan;
 mod prompt;
 mod run;
+mod status;
 mod verify;
 
 use args::{Arguments, Command};

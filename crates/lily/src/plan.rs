@@ -41,6 +41,8 @@ pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failu
     let description = Arc::new(ModelDescription::new(declared.config, |spec| {
         quantization.format_of(spec)
     }));
+    let mut console = Console::new(false);
+    console.status().begin("planning");
     let report = PlanReport::new(
         &description,
         arguments.precision.into(),
@@ -48,7 +50,7 @@ pub fn plan(model: Option<&Path>, arguments: &PlanArguments) -> Result<(), Failu
         chunk,
         &machines(arguments),
     );
-    let mut console = Console::new(false);
+    console.status().end();
     if arguments.json {
         console.print_json(&report)
     } else if arguments.steps || arguments.details {

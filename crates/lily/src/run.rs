@@ -2,11 +2,12 @@
 
 use crate::answer::{Answer, TokenLogprob};
 use crate::args::{ReasoningChoice, RunArguments, SamplingArguments};
-use crate::console::{Console, ProgressLine};
+use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{counted, grouped, rate};
 use crate::model::{ModelName, Opened, on, open, text_failure};
 use crate::prompt;
+use crate::status::Status;
 use lily_engine::{
     CancelFlag, DeviceDescription, FinishReason, Generation, GenerationRequest, Progress,
     SamplingParameters, TextModel, Timings,
@@ -34,7 +35,10 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         );
     }
     let mut console = Console::new(arguments.output.quiet);
+    console.status().begin("opening the model");
     let mut opened = open(model, &arguments.device, arguments.context)?;
+    // The prompt may have to be typed.
+    console.status().end();
     let text = opened.engine.text().clone();
     let sampling = sampling(&arguments.sampling, &text);
     // Before the prompt, which may have to be typed first.
@@ -42,6 +46,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         .validate(opened.engine.model().config.vocab_size as u32)
         .map_err(|error| Failure::usage_of(&error))?;
     let prompt = prompt::build(arguments, &text)?;
+    console.status().begin("cutting the prompt into tokens");
     let ids = text
         .encode(&prompt.text, opened.engine.context())
         .map_err(|error| text_failure(error, model))?;
@@ -53,7 +58,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         stop: arguments.stop.clone(),
         stop_ids: None,
     };
-    let cancel = interruption()?;
+    let cancel = interruption(console.status())?;
     let mut generation = opened.engine.start(None, request, cancel)?;
     let shows_reasoning = match arguments.output.reasoning {
         ReasoningChoice::Auto => console.is_watched(),
@@ -65,16 +70,23 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         introduce(&mut console, &opened, &sampling);
     }
 
-    let mut progress = ProgressLine::new("reading the prompt", "tokens");
+    console.status().begin("reading the prompt");
+    console.status().advance(0, Some(ids.len()));
     loop {
         match opened.engine.advance(&mut generation)? {
-            Progress::Prefilled { done, total } => progress.update(&mut console, done, total),
+            Progress::Prefilled { done, total } => {
+                console.status().advance(done, Some(total));
+                if done == total {
+                    console.status().begin("answering");
+                    console.status().advance(0, None);
+                }
+            }
             Progress::Token(token) => {
-                progress.finish(&mut console);
+                console.status().advance(generation.tokens().len(), None);
                 answer.token(&mut console, text.tokenizer(), &token)?;
             }
             Progress::Finished(finished) => {
-                progress.finish(&mut console);
+                console.status().end();
                 answer.text(&mut console, &finished.text)?;
                 let truncated = matches!(
                     finished.reason,
@@ -162,11 +174,13 @@ fn max_tokens(opened: &Opened, arguments: &RunArguments, prompt: usize) -> usize
 }
 
 /// A flag that Ctrl-C raises. A second Ctrl-C does not wait for the end of the token.
-fn interruption() -> Result<CancelFlag, Failure> {
+fn interruption(status: &Status) -> Result<CancelFlag, Failure> {
     let cancel = CancelFlag::default();
     let flag = cancel.clone();
+    let erase = status.eraser();
     ctrlc::set_handler(move || {
         if flag.is_cancelled() {
+            erase();
             std::process::exit(130);
         }
         flag.cancel();

@@ -1,7 +1,7 @@
 //! `lily verify`: the model's predictions beside recorded ones.
 
 use crate::args::VerifyArguments;
-use crate::console::{Console, ProgressLine};
+use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::pairs;
 use crate::model::{EMBEDDED_REFERENCE, ModelName, on, open, read_text};
@@ -241,16 +241,18 @@ pub fn verify(model: Option<&Path>, arguments: &VerifyArguments) -> Result<(), F
         min_top1: arguments.min_top1.or(embedded.then_some(EMBEDDED_TOP1)),
     };
     let mut console = Console::new(false);
+    console.status().begin("opening the model");
     let mut opened = open(model, &arguments.device, None)?;
     let vocabulary = opened.engine.model().config.vocab_size;
     reference.check_ids(vocabulary, &source, &arguments.record)?;
     let start = Instant::now();
-    let mut progress = ProgressLine::new("reading", "tokens");
     let (inputs, targets) = (&reference.inputs, &reference.targets);
+    console.status().begin("reading");
+    console.status().advance(0, Some(inputs.len()));
     let scores = opened.engine.score(inputs, targets, |done| {
-        progress.update(&mut console, done, inputs.len());
+        console.status().advance(done, Some(inputs.len()));
     });
-    progress.finish(&mut console);
+    console.status().end();
     let comparison = Comparison::new(&scores?, &reference.record);
     let missed = thresholds.missed_by(&comparison);
     let report = Report {

@@ -2,7 +2,7 @@
 //! inputs, so that differences do not add up, and its outputs are held to a bound made from the size of the terms that
 //! were added.
 
-use crate::context::Context;
+use crate::context::{Context, round_to_bf16};
 use crate::device::{CpuDevice, Run};
 use crate::reference;
 use crate::state::NEXT;
@@ -129,9 +129,9 @@ fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
                     _ => computed * f64::from(f32::EPSILON) + stored + 1e-30,
                 };
                 let difference = f64::from(found) - f64::from(expected);
-                let excess = if difference == 0.0 || unwritten(operation, found, expected) {
+                let excess = if unwritten(operation, found, expected) {
                     0.0
-                } else if difference.is_nan() {
+                } else if difference.is_nan() || is_unrounded(element, found) {
                     f64::INFINITY
                 } else {
                     difference.abs() / bound
@@ -149,6 +149,11 @@ fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
         }
     }
     worst
+}
+
+/// A bfloat16 value that was not rounded: it may lie near the right one, and still is not what is promised.
+fn is_unrounded(element: ElementType, found: f32) -> bool {
+    element == ElementType::Bf16 && round_to_bf16(found) != found
 }
 
 /// Partial attention leaves blocks behind a row's position alone.

@@ -46,7 +46,13 @@ impl MemoryUse {
         let band = route::context_band(context);
         let decode = class(Phase::Decode, 1, band, PlanOutput::Token);
         let working = [prefill, decode]
-            .map(|class| device.working_bytes(&Plan::record(model, class)))
+            .map(|class| {
+                let plan = Plan::record(model, class);
+                device.working_bytes(&match &options.plan_transform {
+                    Some(transform) => transform(plan),
+                    None => plan,
+                })
+            })
             .into_iter()
             .fold(0, u64::max);
         MemoryUse {

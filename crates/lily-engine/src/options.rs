@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// Changes every plan before it is run: switches and ablations.
 pub type PlanTransform = Arc<dyn Fn(Plan) -> Plan + Send + Sync>;
 
-/// How to set up an [`Engine`].
+/// How to set up an [`Engine`](crate::Engine).
 #[derive(Clone)]
 pub struct EngineOptions {
     /// Arithmetic of every plan.

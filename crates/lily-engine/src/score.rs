@@ -82,3 +82,20 @@ fn score_row(logits: &[f32], target: u32) -> Score {
         logprob,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lower_of_equal_logits_is_on_top() {
+        let logits = [1.0, 3.0, 2.0, 3.0];
+        let score = score_row(&logits, 2);
+        assert_eq!(score.top, 1);
+        let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
+        assert!((score.logprob - (2.0 - sum.ln())).abs() < 1e-12);
+        // Far from 0 too.
+        let far = score_row(&logits.map(|x| x + 1_000.0), 2);
+        assert!((far.logprob - score.logprob).abs() < 1e-12);
+    }
+}

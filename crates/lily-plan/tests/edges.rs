@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{class, grid, model, prefill};
+use common::{class, grid, model};
 use lily_plan::{
     ElementType, Operation, Phase, Plan, PlanBuilder, PlanOutput, Precision, Resource, ScratchId,
     WeightArithmetic,

@@ -579,3 +579,48 @@ fn generation_defaults_become_sampling_parameters() {
     let greedy = sampling("greedy", r#"{"do_sample": false, "temperature": 0.5}"#);
     assert_eq!(greedy, SamplingParameters::default());
 }
+
+/// A session too small for a request makes room for the one that takes its place.
+#[test]
+fn a_session_that_is_replaced_is_released_first() {
+    let mut engine = engine_with(|options| options.memory_limit = Some(32 << 20));
+    let largest = engine.largest_session();
+    let prompt = question(&engine, NORWAY);
+    let small = engine.open_session(largest / 2).unwrap();
+    let request = GenerationRequest {
+        max_tokens: Some(largest - prompt.len()),
+        prompt,
+        ..GenerationRequest::default()
+    };
+    let generation = engine
+        .start(Some(small), request, CancelFlag::default())
+        .unwrap();
+    assert_eq!(generation.into_session().capacity(), largest);
+}
+
+/// Working memory is planned for the plans that run, not for those that were recorded.
+#[test]
+fn expanded_plans_fit_in_the_working_memory() {
+    let seen: Arc<Mutex<Vec<Plan>>> = Arc::default();
+    let recorder = seen.clone();
+    let mut engine = engine_with(move |options| {
+        options.prefill_chunk = 32;
+        options.plan_transform = Some(Arc::new(move |plan: Plan| {
+            let plan = plan.expanded();
+            recorder.lock().unwrap().push(plan.clone());
+            plan
+        }));
+    });
+    let prompt = [question(&engine, STORY), question(&engine, STORY)].concat();
+    let request = GenerationRequest {
+        prompt,
+        max_tokens: Some(3),
+        ..GenerationRequest::default()
+    };
+    answer(&mut engine, request).unwrap();
+    for plan in seen.lock().unwrap().iter() {
+        // Four bytes an element, on the CPU.
+        let bytes = plan.place(|_| 4).arena_bytes as u64;
+        assert!(bytes <= engine.memory().working, "{}: {bytes}", plan.class);
+    }
+}

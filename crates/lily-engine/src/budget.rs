@@ -1,7 +1,8 @@
 //! Memory is budgeted before it is taken.
 
 use crate::options::EngineOptions;
-use lily_plan::{Device, ModelDescription, Phase, Plan, PlanClass, PlanOutput, route};
+use crate::plans;
+use lily_plan::{Device, ModelDescription, Phase, PlanClass, PlanOutput, route};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -47,11 +48,8 @@ impl MemoryUse {
         let decode = class(Phase::Decode, 1, band, PlanOutput::Token);
         let working = [prefill, decode]
             .map(|class| {
-                let plan = Plan::record(model, class);
-                device.working_bytes(&match &options.plan_transform {
-                    Some(transform) => transform(plan),
-                    None => plan,
-                })
+                let plan = plans::record(model, class, options.plan_transform.as_ref());
+                device.working_bytes(&plan)
             })
             .into_iter()
             .fold(0, u64::max);

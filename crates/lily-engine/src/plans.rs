@@ -5,6 +5,19 @@ use lily_plan::{ModelDescription, Plan, PlanClass};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// Records a plan as it will run.
+pub(crate) fn record(
+    model: &Arc<ModelDescription>,
+    class: PlanClass,
+    transform: Option<&PlanTransform>,
+) -> Plan {
+    let plan = Plan::record(model, class);
+    match transform {
+        Some(transform) => transform(plan),
+        None => plan,
+    }
+}
+
 /// The plans used lately. Decode and whole chunks keep theirs; the many lengths a last chunk can have
 /// pass through.
 pub(crate) struct PlanCache {
@@ -28,13 +41,7 @@ impl PlanCache {
         let known = self.plans.iter().position(|plan| plan.class == class);
         let plan = match known.and_then(|index| self.plans.remove(index)) {
             Some(plan) => plan,
-            None => {
-                let plan = Plan::record(&self.model, class);
-                Arc::new(match &self.transform {
-                    Some(transform) => transform(plan),
-                    None => plan,
-                })
-            }
+            None => Arc::new(record(&self.model, class, self.transform.as_ref())),
         };
         self.plans.push_front(plan.clone());
         self.plans.truncate(Self::ENTRIES);

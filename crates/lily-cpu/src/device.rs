@@ -130,11 +130,6 @@ impl CpuDevice {
         &self.model
     }
 
-    /// Bytes of working memory taken so far.
-    pub fn arena_bytes(&self) -> usize {
-        self.arena.bytes()
-    }
-
     /// Checks a launch and finds this device's own states in it.
     pub(crate) fn states<'s>(
         plan: &Plan,

@@ -81,46 +81,22 @@ impl<'a> Native<'a> {
         })
     }
 
+    /// The product, with the residual added where there is one.
     pub fn project(
-        self,
-        input: Input<'a>,
-        weight: WeightId,
-        output: ScratchId,
-        arithmetic: WeightArithmetic,
-    ) -> Work<'a> {
-        let (out, outputs) = (self.context.output(output), self.context.columns(output));
-        Work::blocks(outputs, TILE_ROWS, move |first, count| {
-            self.products(
-                &input,
-                &input.rows,
-                weight,
-                (first, count),
-                arithmetic,
-                |products| {
-                    store_block(out, products, outputs, first, count);
-                },
-            );
-        })
-    }
-
-    pub fn project_add(
         self,
         input: ScratchId,
         weight: WeightId,
-        residual: ScratchId,
+        residual: Option<ScratchId>,
         output: ScratchId,
         arithmetic: WeightArithmetic,
     ) -> Work<'a> {
-        let (input, residual) = (self.input(input), self.context.read(residual));
+        let input = self.input(input);
+        let residual = residual.map(|id| self.context.read(id));
         let (out, outputs) = (self.context.output(output), self.context.columns(output));
         Work::blocks(outputs, TILE_ROWS, move |first, count| {
-            self.products(
-                &input,
-                &input.rows,
-                weight,
-                (first, count),
-                arithmetic,
-                |products| {
+            let block = (first, count);
+            self.products(&input, &input.rows, weight, block, arithmetic, |products| {
+                if let Some(residual) = residual {
                     for (row, values) in products.chunks_mut(count).enumerate() {
                         let residual = &residual[row * outputs + first..][..count];
                         values
@@ -128,9 +104,9 @@ impl<'a> Native<'a> {
                             .zip(residual)
                             .for_each(|(value, x)| *value += x);
                     }
-                    store_block(out, products, outputs, first, count);
-                },
-            );
+                }
+                store_block(out, products, outputs, first, count);
+            });
         })
     }
 

@@ -38,7 +38,7 @@ impl<'a> Native<'a> {
                 weight,
                 output,
                 arithmetic,
-            } => self.project(self.input(input), weight, output, arithmetic),
+            } => self.project(input, weight, None, output, arithmetic),
             Operation::GatedActivation { gate, up, output } => {
                 let (gate, up) = (self.context.read(gate), self.context.read(up));
                 self.elementwise(output, move |i| dense::silu(gate[i]) * up[i])
@@ -69,7 +69,7 @@ impl<'a> Native<'a> {
                 residual,
                 output,
                 arithmetic,
-            } => self.project_add(input, weight, residual, output, arithmetic),
+            } => self.project(input, weight, Some(residual), output, arithmetic),
             Operation::Convolve {
                 layer,
                 input,

@@ -277,12 +277,14 @@ fn gated_delta_steps_with_a_zero_key() {
             output: outputs[0],
         });
         assert_close("y", &found[0], &goldens["gdn.y"].1, 2e-6);
-        assert_close(
-            "state",
-            &runner.session.read(live),
-            &goldens["gdn.state_out"].1,
-            2e-6,
-        );
+        // Recorded are the first 32 and the last 32 of each head's 128 rows.
+        let state = runner.session.read(live);
+        let rows: Vec<f32> = state
+            .chunks(128 * 128)
+            .flat_map(|head| [&head[..32 * 128], &head[96 * 128..]].concat())
+            .collect();
+        let recorded = &goldens["gdn.state_out_first_last"].1;
+        assert_close("state", &rows, recorded, 2e-6);
     }
 }
 
@@ -557,7 +559,7 @@ fn intermediate_values_of_the_small_oracles() {
                     ("normed-queries", 0, "attn.q_norm"),
                     ("normed-keys", 0, "attn.k_norm"),
                 ] {
-                    let Some((_, expected)) = golden(what) else {
+                    let Some((shape, expected)) = golden(what) else {
                         continue;
                     };
                     let mut expected = expected.clone();
@@ -565,7 +567,10 @@ fn intermediate_values_of_the_small_oracles() {
                         // Recorded before silu.
                         expected.iter_mut().for_each(|x| *x /= 1.0 + (-*x).exp());
                     }
-                    let found = seen.get(Some(layer), value, nth);
+                    let mut found = seen.get(Some(layer), value, nth);
+                    if shape[0] != 17 {
+                        found = rows_kept(&goldens, &found);
+                    }
                     assert_close(&format!("{name}: {what}"), &found, &expected, 1e-5);
                     compared += 1;
                 }
@@ -606,6 +611,15 @@ fn intermediate_values_of_the_small_oracles() {
             assert_close("values", &values, &goldens["p17.l3.v_cache"].1, 1e-5);
         }
     }
+}
+
+/// Of all 17 rows of a value those that are recorded of the largest ones.
+fn rows_kept(goldens: &Tensors, values: &[f32]) -> Vec<f32> {
+    let rows: Vec<&[f32]> = values.chunks(values.len() / 17).collect();
+    let kept = &goldens["p17.rows_kept"].1;
+    kept.iter()
+        .flat_map(|&at| rows[at as usize].to_vec())
+        .collect()
 }
 
 /// Every value that a plan writes, by layer and name, in order.

@@ -1,0 +1,322 @@
+// Matrix-vector products with the experts that rows are routed to. Rows that chose the same expert are
+// computed together, so that it is read once. vector.h says how the work is shaped.
+#include "vector.h"
+
+constant uint OUTPUTS [[function_constant(10)]];
+constant uint EXPERTS [[function_constant(11)]];
+// Experts that a row is routed to.
+constant uint CHOICES [[function_constant(12)]];
+// Pairs that share a row of the input: CHOICES, or 1 where each pair has a row of its own.
+constant uint PAIRS_A_ROW [[function_constant(13)]];
+constant uint BITS [[function_constant(14)]];
+constant bool HAS_UP [[function_constant(15)]];
+constant uint UP_BITS [[function_constant(16)]];
+constant bool OUTPUT_BFLOAT [[function_constant(17)]];
+constant bool GROUPED [[function_constant(18)]];
+
+// The (row, choice) pairs that a threadgroup computes with one expert.
+template <int M> struct Members {
+    uint expert;
+    uint count;
+    uint pairs[M];
+};
+
+// Decode: the pairs whose expert is that of pair `first`, if no earlier pair has it. A row chooses an expert once,
+// so there are at most as many as rows.
+template <int M>
+inline void find_members(threadgroup Members<M>& members, device const uint* ids, uint pair_count, uint first) {
+    uint expert = ids[first], count = 0;
+    if (M == 1) {
+        // One row: no two pairs share an expert.
+        members.expert = expert;
+        members.count = 1;
+        members.pairs[0] = first;
+        return;
+    }
+    for (uint pair = 0; pair < pair_count; ++pair) {
+        if (ids[pair] != expert) continue;
+        if (pair < first) {
+            members.count = 0;
+            return;
+        }
+        members.pairs[count++] = pair;
+    }
+    members.expert = expert;
+    members.count = count;
+}
+
+// Prefill: tile `tile` of M pairs, counted over the experts in their order, each expert's last tile being what is
+// left of its pairs.
+template <int M>
+inline void find_tile(threadgroup Members<M>& members, device const uint* grouping, uint tile, uint lane) {
+    uint before = 0;
+    for (uint base = 0; base < EXPERTS; base += 32) {
+        uint expert = base + lane;
+        uint start = expert < EXPERTS ? grouping[expert] : 0;
+        uint size = expert < EXPERTS ? grouping[expert + 1] - start : 0;
+        uint tiles = (size + M - 1) / M;
+        uint last = before + simd_prefix_inclusive_sum(tiles);
+        if (tiles > 0 && tile < last && tile >= last - tiles) {
+            uint from = (tile - (last - tiles)) * M;
+            members.expert = expert;
+            members.count = min(size - from, uint(M));
+            for (uint m = 0; m < members.count; ++m) members.pairs[m] = grouping[EXPERTS + 1 + start + from + m];
+        }
+        before = simd_broadcast(last, ushort(31));
+    }
+    // Behind the last tile.
+    if (lane == 0 && tile >= before) members.count = 0;
+}
+
+// Contract. input [rows, COLUMNS], or [rows · CHOICES, COLUMNS]; norm [COLUMNS]; ids [rows, CHOICES]; weight and up
+// [EXPERTS, OUTPUTS, COLUMNS]; output [rows · CHOICES, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), rounded
+// once to its type. grouping: offsets and pairs of `group_experts`, where GROUPED.
+// Grid: blocks of four rows / SIMDGROUPS; pairs, or where GROUPED the most tiles of M pairs that there can be.
+template <int M>
+kernel void project_experts(
+    device const uchar* input [[buffer(0)]],
+    device const float* norm [[buffer(1), function_constant(HAS_NORM)]],
+    device const uint* ids [[buffer(2)]],
+    device const uint* grouping [[buffer(3), function_constant(GROUPED)]],
+    device const uchar* weight [[buffer(4)]],
+    device const uchar* up [[buffer(5), function_constant(HAS_UP)]],
+    device uchar* output [[buffer(6)]],
+    constant uint& pair_count [[buffer(7)]],
+    uint2 position [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float4 stage[Stage<M>::SIZE];
+    threadgroup float partial[16 * M];
+    threadgroup uint rows[M];
+    threadgroup Members<M> members;
+    if (simdgroup == 0) {
+        if (GROUPED) {
+            find_tile<M>(members, grouping, position.y, lane);
+        } else if (lane == 0) {
+            find_members<M>(members, ids, pair_count, position.y);
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    uint count = members.count;
+    if (count == 0) return;
+    uint expert = members.expert;
+    if (thread_index < count) rows[thread_index] = members.pairs[thread_index] / PAIRS_A_ROW;
+
+    uint block = position.x * SIMDGROUPS + simdgroup;
+    bool active = block < (OUTPUTS + 3) / 4;
+    Matrix matrix = matrix_at(weight, expert, OUTPUTS, COLUMNS, BITS);
+    Matrix other = matrix_at(HAS_UP ? up : weight, expert, OUTPUTS, COLUMNS, UP_BITS);
+    Sums<M> sums, ups;
+    Factors<M> squares;
+    clear(sums);
+    clear(ups);
+    for (int m = 0; m < M; ++m) squares.of[m] = 0.0f;
+    for (uint first = 0; first < COLUMNS; first += CHUNK) {
+        for (uint from = 0; from < 8; from += Staged<M>::VECTORS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            stage_chunk<M>(stage, squares, input, norm, rows, count, first, from, thread_index);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            uint column = first + lane * LANE_COLUMNS;
+            if (active) multiply_chunk<M>(sums, matrix, block, COLUMNS, BITS, column, from, stage + lane);
+            if (active && HAS_UP) multiply_chunk<M>(ups, other, block, COLUMNS, UP_BITS, column, from, stage + lane);
+        }
+    }
+    if (HAS_NORM) finish_norm<M>(squares, partial, simdgroup, lane);
+    if (!active) return;
+    reduce<M>(sums, squares);
+    if (HAS_UP) reduce<M>(ups, squares);
+    float4 mine = sums.of[0], mine_up = ups.of[0];
+    for (int m = 1; m < M; ++m) {
+        if (lane / 4 == uint(m)) {
+            mine = sums.of[m];
+            mine_up = ups.of[m];
+        }
+    }
+    uint m = lane / 4, column = block * 4 + lane % 4;
+    if (m >= count || column >= OUTPUTS) return;
+    float value = mine[lane % 4];
+    if (HAS_UP) value = silu(value) * mine_up[lane % 4];
+    store1(output, (ulong)members.pairs[m] * OUTPUTS + column, value, OUTPUT_BFLOAT);
+}
+template [[host_name("project_experts_1")]] kernel decltype(project_experts<1>) project_experts<1>;
+template [[host_name("project_experts_2")]] kernel decltype(project_experts<2>) project_experts<2>;
+template [[host_name("project_experts_4")]] kernel decltype(project_experts<4>) project_experts<4>;
+template [[host_name("project_experts_8")]] kernel decltype(project_experts<8>) project_experts<8>;
+
+// ---- Decode: down products, routing weights, the shared expert and the residual in one step.
+
+constant uint SHARED_COLUMNS [[function_constant(20)]];
+constant uint SHARED_BITS [[function_constant(21)]];
+constant bool SHARED_BFLOAT [[function_constant(22)]];
+// Outputs of a threadgroup.
+constant constexpr uint TILE = 16;
+constant constexpr uint MOST_CHOICES = 32;
+
+// The lanes that share a row of `columns` columns: enough to take it in one round, where 32 are.
+inline uint lanes_of(uint columns) {
+    uint lanes = 1;
+    while (lanes < 32 && lanes * LANE_COLUMNS < columns) lanes *= 2;
+    return lanes;
+}
+
+// A lane's 32 columns of an activation, ready for codes4 and codes8, and their sum.
+struct Activation {
+    float4 of[8];
+    float total;
+};
+
+inline Activation load_activation(device const uchar* input, ulong first, bool inside, bool is_bfloat) {
+    Activation x;
+    x.total = 0.0f;
+    for (uint v = 0; v < 8; ++v) {
+        float4 part = float4(0.0f);
+        if (inside) part = load4(input, first + v * 4, is_bfloat);
+        x.total += (part.x + part.y) + (part.z + part.w);
+        x.of[v] = shrink(part);
+    }
+    return x;
+}
+
+inline float dot_codes(uint4 low, uint4 high, uint bits, Activation x) {
+    float sum = 0.0f;
+    if (bits == 4) {
+        for (uint v = 0; v < 8; ++v) sum += dot(codes4(low[v / 2] >> (v % 2 * 16)), x.of[v]);
+    } else {
+        for (uint v = 0; v < 4; ++v) sum += dot(codes8(low[v]), x.of[v]) + dot(codes8(high[v]), x.of[v + 4]);
+    }
+    return sum;
+}
+
+// One chunk of columns of TILE rows of a matrix, as the lanes of a simdgroup hold it: each lane a row of every
+// `rows_at_once`.
+struct TileChunk {
+    uint4 low[TILE];
+    uint4 high[TILE];
+    float2 scale_bias[TILE];
+};
+
+// Adds to `sums[0..TILE)` (threadgroup memory of this simdgroup) the products of the rows from `first_row` on with an
+// activation that begins at `input`'s element `start`, over the chunk in `chunk`.
+inline void add_tile(
+    threadgroup float* sums, thread TileChunk& chunk, bool is_first, device const uchar* input, ulong start, uint column,
+    bool inside, uint bits, bool is_bfloat, uint lanes, uint lane)
+{
+    Activation x = load_activation(input, start + column, inside, is_bfloat);
+    uint rows_at_once = 32 / lanes;
+    for (uint i = 0; i < TILE; i += 4) {
+        if (i * rows_at_once >= TILE) break;
+        float4 dots = float4(0.0f);
+        for (uint j = 0; j < 4; ++j) {
+            if ((i + j) * rows_at_once >= TILE) break;
+            float2 scale_bias = chunk.scale_bias[i + j];
+            dots[j] = scale_bias.x * dot_codes(chunk.low[i + j], chunk.high[i + j], bits, x) + scale_bias.y * x.total;
+        }
+        for (ushort distance = lanes / 2; distance > 0; distance /= 2) dots += simd_shuffle_xor(dots, distance);
+        for (uint j = 0; j < 4; ++j) {
+            uint row = (i + j) * rows_at_once + lane / lanes;
+            if (row < TILE && lane % lanes == 0) sums[row] = is_first ? dots[j] : sums[row] + dots[j];
+        }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+inline void load_tile(
+    thread TileChunk& chunk, Matrix matrix, uint first_row, uint row_count, uint columns, uint bits, uint column,
+    uint lanes, uint lane)
+{
+    uint rows_at_once = 32 / lanes;
+    ulong row_bytes = (ulong)columns * bits / 8;
+    for (uint i = 0; i < TILE; ++i) {
+        if (i * rows_at_once >= TILE) break;
+        uint row = first_row + i * rows_at_once + lane / lanes;
+        chunk.low[i] = uint4(0u);
+        chunk.high[i] = uint4(0u);
+        chunk.scale_bias[i] = float2(0.0f);
+        if (row >= row_count || column >= columns) continue;
+        device const uchar* codes = matrix.codes + row * row_bytes + (ulong)column * bits / 8;
+        chunk.low[i] = *(device const uint4*)(codes);
+        if (bits == 8) chunk.high[i] = *(device const uint4*)(codes + 16);
+        ulong pair = ((ulong)(row / 4) * (columns / GROUP) + column / GROUP) * 4 + row % 4;
+        chunk.scale_bias[i] = unpack_bfloats(*(device const uint*)(matrix.pairs + pair * 4));
+    }
+}
+
+// Contract. output [rows, OUTPUTS] = residual + Σ weights_i · (down_i · activated_i) + sigmoid(shared_gate) · (shared_down ·
+// shared), the sum in order of choice; activated [rows · CHOICES, COLUMNS], shared [rows, SHARED_COLUMNS]; residual and
+// output f32, nothing between is rounded. At most M rows; rows that chose the same expert read it once.
+// A threadgroup makes TILE outputs: its simdgroups take the experts in turn, each expert's TILE rows held in registers;
+// their products meet in threadgroup memory. Grid: OUTPUTS / TILE.
+template <int M>
+kernel void expert_output(
+    device const uchar* activated [[buffer(0)]],
+    device const uint* ids [[buffer(1)]],
+    device const float* weights [[buffer(2)]],
+    device const uchar* down [[buffer(3)]],
+    device const uchar* shared_input [[buffer(4)]],
+    device const uchar* shared_down [[buffer(5)]],
+    device const float* shared_gate [[buffer(6)]],
+    device const float* residual [[buffer(7)]],
+    device float* output [[buffer(8)]],
+    constant uint& row_count [[buffer(9)]],
+    uint position [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    // Products by row, choice (the shared expert last) and output.
+    threadgroup float products[M * (MOST_CHOICES + 1) * TILE];
+    uint pair_count = row_count * CHOICES, first_row = position * TILE;
+    TileChunk chunk;
+    for (uint slot = simdgroup; slot <= pair_count; slot += SIMDGROUPS) {
+        bool is_shared = slot == pair_count;
+        uint expert = is_shared ? 0 : ids[slot];
+        if (M > 1 && !is_shared) {
+            bool taken = false;
+            for (uint pair = lane; pair < slot; pair += 32) taken = taken || ids[pair] == expert;
+            if (simd_any(taken)) continue;
+        }
+        uint columns = is_shared ? SHARED_COLUMNS : COLUMNS, bits = is_shared ? SHARED_BITS : BITS;
+        uint lanes = is_shared ? lanes_of(SHARED_COLUMNS) : lanes_of(COLUMNS);
+        Matrix matrix = matrix_at(is_shared ? shared_down : down, expert, OUTPUTS, columns, bits);
+        for (uint first = 0; first < columns; first += lanes * LANE_COLUMNS) {
+            uint column = first + lane % lanes * LANE_COLUMNS;
+            bool inside = column < columns;
+            load_tile(chunk, matrix, first_row, OUTPUTS, columns, bits, column, lanes, lane);
+            if (is_shared) {
+                for (uint row = 0; row < row_count; ++row) {
+                    threadgroup float* sums = products + (row * (MOST_CHOICES + 1) + CHOICES) * TILE;
+                    add_tile(sums, chunk, first == 0, shared_input, (ulong)row * columns, column, inside, bits,
+                             SHARED_BFLOAT, lanes, lane);
+                }
+            } else {
+                uint last = M == 1 ? slot + 1 : pair_count;
+                for (uint pair = slot; pair < last; ++pair) {
+                    if (ids[pair] != expert) continue;
+                    uint row = pair / CHOICES, choice = pair % CHOICES;
+                    threadgroup float* sums = products + (row * (MOST_CHOICES + 1) + choice) * TILE;
+                    add_tile(sums, chunk, first == 0, activated, (ulong)pair * columns, column, inside, bits,
+                             INPUT_BFLOAT, lanes, lane);
+                }
+            }
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint at = thread_index; at < row_count * TILE; at += SIMDGROUPS * 32) {
+        uint row = at / TILE, column = at % TILE;
+        if (first_row + column >= OUTPUTS) continue;
+        threadgroup const float* mine = products + row * (MOST_CHOICES + 1) * TILE + column;
+        float sum = 0.0f;
+        for (uint choice = 0; choice < CHOICES; ++choice) {
+            sum = fma(weights[row * CHOICES + choice], mine[choice * TILE], sum);
+        }
+        sum = fma(sigmoid(shared_gate[row]), mine[CHOICES * TILE], sum);
+        ulong out = (ulong)row * OUTPUTS + first_row + column;
+        output[out] = residual[out] + sum;
+    }
+}
+template [[host_name("expert_output_1")]] kernel decltype(expert_output<1>) expert_output<1>;
+template [[host_name("expert_output_2")]] kernel decltype(expert_output<2>) expert_output<2>;
+template [[host_name("expert_output_4")]] kernel decltype(expert_output<4>) expert_output<4>;
+template [[host_name("expert_output_8")]] kernel decltype(expert_output<8>) expert_output<8>;

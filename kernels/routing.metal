@@ -1,0 +1,182 @@
+// Choosing: experts for a row, the pairs of each expert, the most probable token.
+#include "elements.h"
+
+constant uint EXPERTS [[function_constant(0)]];
+constant uint CHOICES [[function_constant(1)]];
+constant uint VOCABULARY [[function_constant(2)]];
+
+// Whether (value, index) comes before (other, other_index): the larger value, of equal ones the lower index.
+inline bool before(float value, uint index, float other, uint other_index) {
+    return value > other || (value == other && index < other_index);
+}
+
+// Contract. The CHOICES largest of each row's EXPERTS logits (f32), in descending order, the lower id first among
+// equals; weights = their softmax. A simdgroup a row: lanes hold EXPERTS / 32 logits each and find the largest
+// CHOICES times; 32 rows fill no GPU, but the step is 1 KB a row and bound by its latency.
+kernel void route(
+    device const float* logits [[buffer(0)]],
+    device uint* ids [[buffer(1)]],
+    device float* weights [[buffer(2)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    device const float* mine = logits + (ulong)row * EXPERTS;
+    // What was taken last: the next is the first behind it.
+    float last = INFINITY;
+    uint last_index = 0;
+    float largest = 0.0f, total = 0.0f, own = 0.0f;
+    for (uint choice = 0; choice < CHOICES; ++choice) {
+        float best = -INFINITY;
+        uint best_index = 0xffffffffu;
+        for (uint expert = lane; expert < EXPERTS; expert += 32) {
+            float value = mine[expert];
+            bool behind = choice == 0 || before(last, last_index, value, expert);
+            if (behind && before(value, expert, best, best_index)) {
+                best = value;
+                best_index = expert;
+            }
+        }
+        for (ushort distance = 16; distance > 0; distance /= 2) {
+            float other = simd_shuffle_xor(best, distance);
+            uint other_index = simd_shuffle_xor(best_index, distance);
+            if (before(other, other_index, best, best_index)) {
+                best = other;
+                best_index = other_index;
+            }
+        }
+        last = best;
+        last_index = best_index;
+        if (choice == 0) largest = best;
+        float p = exp(best - largest);
+        total += p;
+        if (choice % 32 == lane) own = p;
+        if (lane == 0) ids[row * CHOICES + choice] = best_index;
+        // At most 32 choices fit one round of lanes; the host checks it.
+    }
+    if (lane < CHOICES) weights[row * CHOICES + lane] = own / total;
+}
+
+// Contract. grouping = EXPERTS + 1 offsets, then the pair numbers in the order of their experts, ascending within
+// an expert. One threadgroup of 1,024 threads: each simdgroup takes a run of pairs, counts its experts,
+// learns from a scan over simdgroups where each of its experts begins, and places its pairs in order.
+kernel void group_experts(
+    device const uint* ids [[buffer(0)]],
+    device uint* grouping [[buffer(1)]],
+    constant uint& pair_count [[buffer(2)]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    constexpr uint SIMDGROUPS = 32, MOST = 256;
+    threadgroup ushort counts[SIMDGROUPS * MOST];
+    threadgroup uint starts[MOST];
+    threadgroup ushort* own = counts + simdgroup * MOST;
+    for (uint expert = lane; expert < MOST; expert += 32) own[expert] = 0;
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    uint each = (pair_count + SIMDGROUPS * 32 - 1) / (SIMDGROUPS * 32) * 32;
+    uint first = simdgroup * each;
+    for (uint at = first; at < first + each; at += 32) {
+        uint pair = at + lane;
+        uint expert = pair < pair_count ? ids[pair] : 0xffffffffu;
+        // Lanes with the same expert: how many before this one, and whether any after.
+        bool is_last = true;
+        uint rank = 0;
+        for (ushort other = 0; other < 32; ++other) {
+            uint theirs = simd_broadcast(expert, other);
+            if (theirs == expert && other < lane) rank += 1;
+            if (theirs == expert && other > lane) is_last = false;
+        }
+        if (pair < pair_count && is_last) own[expert] += ushort(rank + 1);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Over simdgroups: each count becomes what comes before it.
+    if (thread_index < MOST) {
+        uint sum = 0;
+        for (uint s = 0; s < SIMDGROUPS; ++s) {
+            uint count = counts[s * MOST + thread_index];
+            counts[s * MOST + thread_index] = ushort(sum);
+            sum += count;
+        }
+        starts[thread_index] = sum;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    // Over experts.
+    if (simdgroup == 0) {
+        uint before_these = 0;
+        for (uint base = 0; base < MOST; base += 32) {
+            uint size = starts[base + lane];
+            uint inclusive = before_these + simd_prefix_inclusive_sum(size);
+            starts[base + lane] = inclusive - size;
+            before_these = simd_broadcast(inclusive, ushort(31));
+        }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index < EXPERTS) grouping[thread_index] = starts[thread_index];
+    if (thread_index == 0) grouping[EXPERTS] = pair_count;
+    for (uint at = first; at < first + each; at += 32) {
+        uint pair = at + lane;
+        uint expert = pair < pair_count ? ids[pair] : 0xffffffffu;
+        bool is_last = true;
+        uint rank = 0;
+        for (ushort other = 0; other < 32; ++other) {
+            uint theirs = simd_broadcast(expert, other);
+            if (theirs == expert && other < lane) rank += 1;
+            if (theirs == expert && other > lane) is_last = false;
+        }
+        uint taken = pair < pair_count ? own[expert] : 0;
+        if (pair < pair_count) grouping[EXPERTS + 1 + starts[expert] + taken + rank] = pair;
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (pair < pair_count && is_last) own[expert] = ushort(taken + rank + 1);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+
+// Contract. tokens[row] = the id of the largest of the row's first `limit` logits, the lower among equals; ids from
+// `limit` on have no token. One threadgroup of 1,024 threads a row: 1 MB of logits, read once, at the speed of
+// one core; splitting it would cost a second dispatch.
+kernel void arg_max(
+    device const float* logits [[buffer(0)]],
+    device uint* tokens [[buffer(1)]],
+    device const uint* limit [[buffer(2)]],
+    uint row [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup float values[32];
+    threadgroup uint indices[32];
+    device const float* mine = logits + (ulong)row * VOCABULARY;
+    uint end = min(VOCABULARY, limit[0]);
+    float best = -INFINITY;
+    uint best_index = 0xffffffffu;
+    for (uint token = thread_index; token < end; token += 1024) {
+        float value = mine[token];
+        if (before(value, token, best, best_index)) {
+            best = value;
+            best_index = token;
+        }
+    }
+    for (ushort distance = 16; distance > 0; distance /= 2) {
+        float other = simd_shuffle_xor(best, distance);
+        uint other_index = simd_shuffle_xor(best_index, distance);
+        if (before(other, other_index, best, best_index)) {
+            best = other;
+            best_index = other_index;
+        }
+    }
+    if (lane == 0) {
+        values[simdgroup] = best;
+        indices[simdgroup] = best_index;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index != 0) return;
+    for (uint s = 1; s < 32; ++s) {
+        if (before(values[s], indices[s], best, best_index)) {
+            best = values[s];
+            best_index = indices[s];
+        }
+    }
+    // No number among the logits: the first token, as everywhere.
+    tokens[row] = best_index == 0xffffffffu ? 0 : best_index;
+}

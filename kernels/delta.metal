@@ -36,7 +36,7 @@ inline float decay_of(float a, float a_log, float dt_bias) {
 kernel void convolve(
     device const Session* sessions [[buffer(0)]],
     device const uchar* input [[buffer(1)]],
-    device const float* taps [[buffer(2)]],
+    device const float* tap_weights [[buffer(2)]],
     device uchar* output [[buffer(3)]],
     constant uint& history [[buffer(4)]],
     constant uint& row_count [[buffer(5)]],
@@ -55,7 +55,7 @@ kernel void convolve(
         uint at = earlier + tap;
         float x = at < TAPS - 1 ? load1(live, (ulong)at * CHANNELS + channel, HISTORY_BFLOAT)
                                 : load1(input, (first_row + at - (TAPS - 1)) * CHANNELS + channel, INPUT_BFLOAT);
-        sum = fma(taps[channel * TAPS + tap], x, sum);
+        sum = fma(tap_weights[channel * TAPS + tap], x, sum);
     }
     store1(output, (ulong)row * CHANNELS + channel, silu(sum), OUTPUT_BFLOAT);
     if (earlier == 0) {
@@ -218,7 +218,7 @@ kernel void delta_step(
     device const uchar* gate [[buffer(2)]],
     device const float* a [[buffer(3)]],
     device const float* b [[buffer(4)]],
-    device const float* taps [[buffer(5)]],
+    device const float* tap_weights [[buffer(5)]],
     device const float* a_log [[buffer(6)]],
     device const float* dt_bias [[buffer(7)]],
     device const float* norm [[buffer(8)]],
@@ -262,11 +262,11 @@ kernel void delta_step(
             float sum = 0.0f;
             for (uint tap = 0; tap < TAPS - 1; ++tap) {
                 float x = load1(live, (ulong)tap * CHANNELS + channel, HISTORY_BFLOAT);
-                sum = fma(taps[channel * TAPS + tap], x, sum);
+                sum = fma(tap_weights[channel * TAPS + tap], x, sum);
                 if (tap > 0 && writes) store1(next, (ulong)(tap - 1) * CHANNELS + channel, x, HISTORY_BFLOAT);
             }
             if (writes) store1(next, (ulong)(TAPS - 2) * CHANNELS + channel, newest, HISTORY_BFLOAT);
-            value = silu(fma(taps[channel * TAPS + TAPS - 1], newest, sum));
+            value = silu(fma(tap_weights[channel * TAPS + TAPS - 1], newest, sum));
         }
         convolved[thread_index] = value;
     }

@@ -82,7 +82,7 @@ struct {
   const void* code;
   u32 place;
 } recent[1024];
-MslTraffic traffic[MSL_BUFFERS];
+MslTraffic traffic[MSL_BUFFERS + 1];
 u64 tg_read, tg_written, tg_accesses, conflicts;
 
 u32 place_of(const void* code) {
@@ -312,7 +312,8 @@ void race_begin(const MslDispatch& d) {
   for (u32 i = 0; i < d.buffer_count; ++i) {
     const MslBuffer& b = d.buffers[i];
     if (b.pointer)
-      ranges.push_back({(u8*)b.pointer, (u8*)b.pointer + b.bytes, (int)i, b.read_only != 0, b.line_offset, 0});
+      ranges.push_back({(u8*)b.pointer, (u8*)b.pointer + b.bytes, (int)std::min<u32>(i, MSL_BUFFERS),
+                        b.read_only != 0, b.line_offset, 0});
   }
   std::vector<Range*> order;
   std::vector<bool> written;

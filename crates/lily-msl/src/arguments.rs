@@ -76,6 +76,11 @@ impl SharedBuffer {
         })
     }
 
+    /// Where the memory starts, as kernels that reach it through another buffer find it there.
+    pub fn address(&self) -> u64 {
+        self.start().expose_provenance() as u64
+    }
+
     /// Where the memory starts. Cells may be written through a shared reference.
     pub(crate) fn start(&self) -> *mut u8 {
         self.lines.as_ptr().cast::<u8>().cast_mut()
@@ -107,6 +112,9 @@ pub enum Argument<'a> {
         /// Elements in a row, and rows.
         extents: [i32; 2],
     },
+    /// Memory that is no parameter, but that the kernel may read and write through an address in another buffer
+    /// (see [`SharedBuffer::address`]). Takes no index.
+    Resident(&'a SharedBuffer),
     /// No buffer at this index.
     Unbound,
     /// So many bytes of threadgroup memory.

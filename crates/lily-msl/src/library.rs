@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::arguments::{Argument, Constant, Launch, Schedule};
 use crate::emulator::{BuildKind, place};
-use crate::native::{BUFFERS, Buffer, Dispatch, Loaded, RawReport, TensorDescriptor};
+use crate::native::{BUFFERS, Buffer, Dispatch, Loaded, RawReport, RawTraffic, TensorDescriptor};
 use crate::report::{
     EmulatorError, Fault, FaultKind, MemoryCounters, Report, ThreadgroupTraffic, Traffic,
 };
@@ -26,6 +26,8 @@ pub struct Library {
 /// A dispatch's arguments and what must outlive it: aligned copies and tensors' descriptors.
 struct Bound {
     buffers: Vec<Buffer>,
+    /// What kernels reach by address: behind the last index.
+    residents: Vec<Buffer>,
     threadgroup: Vec<u32>,
     /// Each with the position of the argument whose bytes it holds.
     copies: Vec<(usize, Vec<u128>)>,
@@ -138,16 +140,18 @@ impl Library {
                 .iter()
                 .map(|buffer| buffer.index as usize + 1);
             memory.buffers = vec![Traffic::default(); used.max().unwrap_or(0)];
+            let traffic_of = |counted: &RawTraffic| Traffic {
+                read_bytes: counted.read_bytes,
+                written_bytes: counted.written_bytes,
+                read_lines: counted.read_lines,
+                written_lines: counted.written_lines,
+                read_accesses: counted.read_accesses,
+                written_accesses: counted.written_accesses,
+            };
+            memory.resident = traffic_of(&raw.buffers[BUFFERS]);
+            memory.device += memory.resident;
             for binding in &signature.buffers {
-                let counted = raw.buffers[binding.index as usize];
-                let traffic = Traffic {
-                    read_bytes: counted.read_bytes,
-                    written_bytes: counted.written_bytes,
-                    read_lines: counted.read_lines,
-                    written_lines: counted.written_lines,
-                    read_accesses: counted.read_accesses,
-                    written_accesses: counted.written_accesses,
-                };
+                let traffic = traffic_of(&raw.buffers[binding.index as usize]);
                 memory.buffers[binding.index as usize] = traffic;
                 match binding.address_space {
                     AddressSpace::Constant => memory.constant += traffic,
@@ -163,6 +167,7 @@ impl Library {
             threadgroup_barriers: raw.threadgroup_barriers,
             simdgroup_barriers: raw.simdgroup_barriers,
             simdgroup_operations: raw.simdgroup_operations,
+            partial_simdgroup_operations: raw.partial_simdgroup_operations,
             memory,
         }
     }
@@ -251,6 +256,7 @@ fn bind(signature: &KernelSignature, arguments: &mut [Argument]) -> Result<Bound
     let mut bound = Bound {
         buffers: Vec::new(),
         threadgroup: Vec::new(),
+        residents: Vec::new(),
         copies: Vec::new(),
         _descriptors: Vec::new(),
     };
@@ -274,6 +280,14 @@ fn bind(signature: &KernelSignature, arguments: &mut [Argument]) -> Result<Bound
                 continue;
             }
             Argument::Unbound => {}
+            Argument::Resident(shared) => {
+                buffer.pointer = shared.start();
+                buffer.bytes = shared.len() as u64;
+                // Several allocations are counted together: their own addresses keep their lines apart.
+                buffer.line_offset = shared.address();
+                bound.residents.push(buffer);
+                continue;
+            }
             Argument::Buffer(bytes) => {
                 buffer.pointer = bytes.as_mut_ptr();
                 buffer.bytes = bytes.len() as u64;
@@ -369,6 +383,18 @@ fn bind(signature: &KernelSignature, arguments: &mut [Argument]) -> Result<Bound
         if !bound.buffers[index].pointer.is_null() && !signature.buffers.iter().any(known) {
             return Err(format!("it has no buffer {index}"));
         }
+    }
+    if !bound.residents.is_empty() {
+        let unbound = Buffer {
+            pointer: std::ptr::null_mut(),
+            bytes: 0,
+            line_offset: 0,
+            descriptor: std::ptr::null(),
+            read_only: 0,
+            padding: 0,
+        };
+        bound.buffers.resize(BUFFERS, unbound);
+        bound.buffers.append(&mut bound.residents);
     }
     for binding in &signature.threadgroup {
         if binding.index as usize >= bound.threadgroup.len() {

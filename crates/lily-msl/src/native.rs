@@ -1,4 +1,5 @@
-//! The one place with unsafe code: loading a built library and calling into it.
+//! Loading libraries, and calling into one that the emulator has built. Unsafe code is here and in
+//! [`crate::nvrtc`] alone.
 //!
 //! The layouts here are those of `shim/msl_cpu.h`.
 
@@ -7,6 +8,7 @@ use std::path::Path;
 
 /// A bound buffer.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub(crate) struct Buffer {
     pub pointer: *mut u8,
     pub bytes: u64,
@@ -65,7 +67,8 @@ pub(crate) struct RawReport {
     pub threadgroup_barriers: u64,
     pub simdgroup_barriers: u64,
     pub simdgroup_operations: u64,
-    pub buffers: [RawTraffic; BUFFERS],
+    /// By index; the last are those that kernels reach by address.
+    pub buffers: [RawTraffic; BUFFERS + 1],
     pub threadgroup_read_bytes: u64,
     pub threadgroup_written_bytes: u64,
     pub threadgroup_accesses: u64,
@@ -74,7 +77,7 @@ pub(crate) struct RawReport {
     pub fault: u32,
     pub threadgroup: [u32; 3],
     pub thread: u32,
-    pub padding: u32,
+    pub partial_simdgroup_operations: u32,
     pub message: [c_char; 1024],
 }
 
@@ -93,7 +96,7 @@ impl RawReport {
             threadgroup_barriers: 0,
             simdgroup_barriers: 0,
             simdgroup_operations: 0,
-            buffers: [traffic; BUFFERS],
+            buffers: [traffic; BUFFERS + 1],
             threadgroup_read_bytes: 0,
             threadgroup_written_bytes: 0,
             threadgroup_accesses: 0,
@@ -102,7 +105,7 @@ impl RawReport {
             fault: 0,
             threadgroup: [0; 3],
             thread: 0,
-            padding: 0,
+            partial_simdgroup_operations: 0,
             message: [0; 1024],
         }
     }
@@ -143,6 +146,42 @@ pub(crate) struct Dispatch<'a> {
 type Find = unsafe extern "C" fn(*const c_char) -> *const c_void;
 type Run = unsafe extern "C" fn(*const c_void, *const RawDispatch, *mut RawReport) -> c_int;
 
+/// Loads a library, for good. Loading runs its initialisers: those of a library that [`crate::Emulator`] has built only
+/// link the kernels and constants into lists (`Reg` and `FcReg` in msl_cpu.h).
+pub(crate) fn open_library(path: &Path) -> Result<*mut c_void, String> {
+    let name = CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| format!("{}: a name with a zero byte", path.display()))?;
+    // SAFETY: the name is a C string; whoever calls this trusts the library.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !handle.is_null() {
+        return Ok(handle);
+    }
+    // SAFETY: dlerror gives null or a C string that is valid until this thread's next call.
+    let message = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    };
+    // The loader names most files itself.
+    if message.starts_with(&*path.to_string_lossy()) {
+        return Err(message);
+    }
+    Err(format!("{}: {message}", path.display()))
+}
+
+/// The address of a function of a library that [`open_library`] gave.
+pub(crate) fn symbol(handle: *mut c_void, name: &CStr, path: &Path) -> Result<*mut c_void, String> {
+    // SAFETY: the handle is open and stays so, the name is a C string.
+    let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
+    if address.is_null() {
+        return Err(format!("{}: no symbol {name:?}", path.display()));
+    }
+    Ok(address)
+}
+
 /// A library made from a kernel file. It stays loaded until the process ends: other handles may name the same
 /// file, and its code is small.
 pub(crate) struct Loaded {
@@ -153,34 +192,9 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Loads a library that [`crate::Emulator`] has built.
     pub fn open(path: &Path) -> Result<Self, String> {
-        let name = CString::new(path.as_os_str().as_encoded_bytes())
-            .map_err(|_| format!("{}: a name with a zero byte", path.display()))?;
-        // SAFETY: the name is a C string. Loading runs the library's initialisers, which only link the
-        // kernels and constants into lists (`Reg` and `FcReg` in msl_cpu.h).
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            // SAFETY: dlerror gives null or a C string that is valid until this thread's next call.
-            let message = unsafe {
-                let text = libc::dlerror();
-                if text.is_null() {
-                    String::new()
-                } else {
-                    CStr::from_ptr(text).to_string_lossy().into_owned()
-                }
-            };
-            return Err(format!("{}: {message}", path.display()));
-        }
-        let symbol = |name: &CStr| {
-            // SAFETY: the handle is open and stays so, the name is a C string.
-            let address = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            if address.is_null() {
-                Err(format!("{}: no symbol {name:?}", path.display()))
-            } else {
-                Ok(address)
-            }
-        };
-        let find = symbol(c"msl_find")?;
-        let run = symbol(c"msl_dispatch")?;
+        let handle = open_library(path)?;
+        let find = symbol(handle, c"msl_find", path)?;
+        let run = symbol(handle, c"msl_dispatch", path)?;
         // SAFETY: both are functions of these types in msl_rt.cpp, which every such library contains.
         let (find, run) = unsafe {
             (

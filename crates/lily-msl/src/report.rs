@@ -60,6 +60,8 @@ pub struct MemoryCounters {
     pub constant: Traffic,
     /// Each buffer, by index.
     pub buffers: Vec<Traffic>,
+    /// Buffers that the kernel reached by address, together; part of `device`.
+    pub resident: Traffic,
     /// Threadgroup memory.
     pub threadgroup: ThreadgroupTraffic,
 }
@@ -79,6 +81,9 @@ pub struct Report {
     pub simdgroup_barriers: u64,
     /// Exchanges in simdgroups: reductions, shuffles, votes, matrix products.
     pub simdgroup_operations: u64,
+    /// Those of simdgroups with less than 32 lanes: some have returned, or the threadgroup's size is no multiple of
+    /// 32. Metal leaves such lanes out; elsewhere that costs time (see [`crate::cuda`]).
+    pub partial_simdgroup_operations: u32,
     /// Loads and stores; counted by the race build alone.
     pub memory: Option<MemoryCounters>,
 }

@@ -1,0 +1,85 @@
+//! What a machine that runs kernels offers: the one interface of Metal, CUDA and the emulator.
+
+use crate::kernels::{Bound, Constant};
+use lily_plan::DeviceError;
+
+/// What a GPU says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuDescription {
+    /// `metal`, `cuda` or `emulated`.
+    pub device: &'static str,
+    /// The hardware, as it names itself.
+    pub hardware: String,
+    /// Cores (Apple), multiprocessors (NVIDIA), host threads (emulator).
+    pub cores: usize,
+    /// What multiplies matrices, and how that was chosen.
+    pub matrices: String,
+}
+
+/// One argument of a dispatch.
+pub enum Argument<'a, G: Gpu + ?Sized> {
+    /// No buffer at this index.
+    None,
+    /// `bytes` bytes from `offset` on. `written` where the kernel may write them.
+    Buffer {
+        /// The buffer.
+        buffer: &'a G::Buffer,
+        /// Where the part begins.
+        offset: usize,
+        /// How long it is.
+        bytes: usize,
+        /// Whether the kernel may write it.
+        written: bool,
+    },
+    /// A small number.
+    Word(u32),
+}
+
+/// A kernel to be run.
+pub struct Dispatch<'a, G: Gpu + ?Sized> {
+    /// What [`Gpu::pipeline`] made.
+    pub pipeline: &'a G::Pipeline,
+    /// By buffer index.
+    pub arguments: Vec<Argument<'a, G>>,
+    /// Threadgroups.
+    pub grid: [u32; 3],
+    /// Threads of a threadgroup.
+    pub threads: u32,
+    /// Buffers that the kernel reaches by addresses in other buffers: those of the run's sessions.
+    pub reached: &'a [&'a G::Buffer],
+}
+
+/// Dispatches that do not depend on one another. A barrier stands between one stage and the next, and nowhere
+/// else.
+pub type Stage<'a, G> = Vec<Dispatch<'a, G>>;
+
+/// A machine that runs kernels. Buffers are zero at first, and aligned to 256 bytes.
+pub trait Gpu: Send {
+    /// Memory; freed when dropped. It is not dropped before the work that uses it has been waited for.
+    type Buffer: Send;
+    /// A kernel made for given function constants.
+    type Pipeline: Send;
+
+    /// What it is.
+    fn describe(&self) -> GpuDescription;
+    /// Bytes that could be taken now.
+    fn available_memory(&self) -> Option<u64>;
+    /// Memory of `bytes` bytes; `what` names it in an error.
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Self::Buffer, DeviceError>;
+    /// Its address, as kernels find it in other buffers.
+    fn address(&self, buffer: &Self::Buffer) -> u64;
+    /// Copies to a buffer that no unfinished work uses.
+    fn write(&self, buffer: &Self::Buffer, offset: usize, bytes: &[u8]);
+    /// Copies from a buffer that no unfinished work writes.
+    fn read(&self, buffer: &Self::Buffer, offset: usize, bytes: &mut [u8]);
+    /// A kernel, ready to run.
+    fn pipeline(
+        &mut self,
+        kernel: &Bound,
+        constants: &[Constant],
+    ) -> Result<Self::Pipeline, DeviceError>;
+    /// Sends stages off, in order, behind everything sent before.
+    fn submit(&mut self, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError>;
+    /// Waits for everything that was sent; an error of any of it is told here.
+    fn wait(&mut self) -> Result<(), DeviceError>;
+}

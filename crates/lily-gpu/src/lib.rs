@@ -1,0 +1,20 @@
+//! Executes plans with the kernels of `kernels/*.metal`, on anything that runs them: operations become dispatches
+//! ([`record`](mod@record)), and a [`Gpu`] encodes those. Knows nothing of sessions beyond their memory, of text or
+//! of HTTP.
+
+#![forbid(unsafe_code)]
+
+mod device;
+mod gpu;
+pub mod kernels;
+pub mod record;
+mod route;
+mod state;
+mod switches;
+mod weights;
+
+pub use device::{GpuDevice, GpuOptions};
+pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, Stage};
+pub use state::{GpuState, PAGE};
+pub use switches::Switches;
+pub use weights::matrix_bytes;

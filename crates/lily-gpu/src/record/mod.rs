@@ -1,0 +1,395 @@
+//! Operations as dispatches: which kernel, in which form, bound to what, on which grid.
+
+mod attention;
+mod delta;
+mod dense;
+mod elementwise;
+mod experts;
+
+use crate::kernels::{Bound, Input, Kernel, Memory, Output, Region};
+use crate::state::StateLayout;
+use crate::switches::Switches;
+use lily_checkpoint::{ModelConfig, WeightFormat, WeightId};
+use lily_plan::{
+    DeviceError, ElementType, Operation, Phase, Placement, Plan, ScratchId, WeightArithmetic,
+};
+
+/// A dispatch of a recorded plan.
+#[derive(Clone, Debug)]
+pub struct Recorded {
+    /// The kernel with its operands.
+    pub bound: Bound,
+    /// Threadgroups.
+    pub grid: [u32; 3],
+    /// Threads of a threadgroup.
+    pub threads: u32,
+    /// The plan's step it belongs to.
+    pub step: usize,
+    /// Whether it reaches the sessions' memory.
+    pub reaches_sessions: bool,
+}
+
+/// A plan as dispatches: stage by stage, each stage's dispatches independent of one another.
+#[derive(Clone, Debug, Default)]
+pub struct Recording {
+    /// Dispatches by stage. A step that needs two dispatches one after the other makes a stage of its own of the
+    /// second.
+    pub stages: Vec<Vec<Recorded>>,
+    /// Bytes of the arena.
+    pub arena_bytes: usize,
+}
+
+impl Recording {
+    /// Dispatches in all.
+    pub fn dispatches(&self) -> usize {
+        self.stages.iter().map(Vec::len).sum()
+    }
+}
+
+/// Where the parts of the launch buffer begin: sessions, the limit of ids, chosen tokens, the run's tokens.
+pub mod launch {
+    /// Sessions, 32 bytes each.
+    pub const SESSIONS: usize = 0;
+    /// Most sessions of a run.
+    pub const MOST_SESSIONS: usize = 8;
+    /// The first id that has no token.
+    pub const LIMIT: usize = 256;
+    /// Chosen tokens.
+    pub const CHOSEN: usize = 512;
+    /// The run's tokens.
+    pub const TOKENS: usize = 768;
+
+    /// Bytes for a run of `rows` rows.
+    pub fn bytes(rows: usize) -> usize {
+        TOKENS + rows * 4
+    }
+}
+
+/// Records `plan` as dispatches.
+pub fn record(
+    plan: &Plan,
+    layout: &StateLayout,
+    switches: &Switches,
+    device: &str,
+) -> Result<Recording, DeviceError> {
+    let placement = plan.place(ElementType::bytes);
+    let mut recorder = Recorder {
+        plan,
+        config: &plan.model.config,
+        placement: &placement,
+        layout,
+        switches,
+        device,
+        step: 0,
+        out: Vec::new(),
+    };
+    let mut stages = Vec::with_capacity(plan.stages.len());
+    for steps in &plan.stages {
+        for &step in steps {
+            recorder.step = step;
+            recorder.operation(&plan.steps[step].operation)?;
+        }
+        stages.push(std::mem::take(&mut recorder.out));
+    }
+    Ok(Recording {
+        stages,
+        arena_bytes: placement.arena_bytes,
+    })
+}
+
+struct Recorder<'a> {
+    plan: &'a Plan,
+    config: &'a ModelConfig,
+    placement: &'a Placement,
+    layout: &'a StateLayout,
+    switches: &'a Switches,
+    device: &'a str,
+    step: usize,
+    out: Vec<Recorded>,
+}
+
+impl Recorder<'_> {
+    fn operation(&mut self, operation: &Operation) -> Result<(), DeviceError> {
+        match *operation {
+            Operation::Embed { table, output } => self.embed(table, output),
+            Operation::RmsNorm {
+                input,
+                weight,
+                output,
+            } => self.rms_norm(input, weight, output),
+            Operation::GatedActivation { gate, up, output } => {
+                self.gated_activation(gate, up, output);
+            }
+            Operation::ResidualAdd {
+                residual,
+                update,
+                output,
+            } => self.residual_add(residual, update, output),
+            Operation::SelectLastRow { input, output } => self.select_last_row(input, output),
+            Operation::ArgMax { logits } => self.arg_max(logits),
+            Operation::Project {
+                input,
+                weight,
+                output,
+                arithmetic,
+            } => {
+                let one = [lily_plan::Projection::Linear { weight, output }];
+                self.projections(input, None, &one, None, arithmetic)?;
+            }
+            Operation::ProjectAdd {
+                input,
+                weight,
+                residual,
+                output,
+                arithmetic,
+            } => {
+                let one = [lily_plan::Projection::Linear { weight, output }];
+                self.projections(input, None, &one, Some(residual), arithmetic)?;
+            }
+            Operation::Projections {
+                input,
+                norm,
+                ref projections,
+                arithmetic,
+            } => self.projections(input, norm, projections, None, arithmetic)?,
+            Operation::Route {
+                logits,
+                ids,
+                weights,
+            } => self.route(logits, ids, weights)?,
+            Operation::GroupExperts { ids, grouping } => self.group_experts(ids, grouping)?,
+            Operation::ExpertProject {
+                input,
+                ids,
+                grouping,
+                weight,
+                output,
+                arithmetic,
+            } => {
+                self.project_experts(
+                    input,
+                    None,
+                    (ids, grouping),
+                    [weight, weight],
+                    output,
+                    arithmetic,
+                )?;
+            }
+            Operation::ExpertInput {
+                input,
+                norm,
+                ids,
+                grouping,
+                gate,
+                up,
+                output,
+                arithmetic,
+            } => {
+                self.project_experts(input, norm, (ids, grouping), [gate, up], output, arithmetic)?;
+            }
+            Operation::ExpertOutput { .. } => self.expert_output(operation),
+            Operation::Combine {
+                experts,
+                weights,
+                shared,
+                shared_gate,
+                output,
+            } => self.combine([experts, weights, shared, shared_gate], None, output),
+            Operation::CombineAdd {
+                experts,
+                weights,
+                shared,
+                shared_gate,
+                residual,
+                output,
+            } => self.combine(
+                [experts, weights, shared, shared_gate],
+                Some(residual),
+                output,
+            ),
+            Operation::Convolve {
+                layer,
+                input,
+                taps,
+                output,
+            } => self.convolve(layer, input, taps, output),
+            Operation::DeltaPrepare { .. } => self.delta_prepare(operation),
+            Operation::DeltaScan {
+                layer,
+                query_key,
+                convolved,
+                decay,
+                strength,
+                output,
+            } => self.delta_scan(layer, [query_key, convolved, decay, strength], output),
+            Operation::GatedNorm {
+                input,
+                gate,
+                weight,
+                output,
+            } => self.gated_norm(input, gate, weight, output),
+            Operation::DeltaStep { .. } => self.delta_step(operation),
+            Operation::HeadNorm {
+                input,
+                weight,
+                output,
+            } => self.head_norm(input, weight, output),
+            Operation::Rotate { input, output } => self.rotate(input, output),
+            Operation::CacheWrite {
+                layer,
+                keys,
+                values,
+            } => self.cache_write(layer, keys, values),
+            Operation::QueryKeyPrepare { .. } => self.query_key_prepare(operation),
+            Operation::Attention {
+                layer,
+                queries,
+                output,
+            } => self.attention(layer, queries, output),
+            Operation::AttentionPartial {
+                layer,
+                queries,
+                block_length,
+                output,
+            } => self.attention_partial(layer, queries, block_length, output),
+            Operation::AttentionMerge {
+                partials,
+                block_length,
+                output,
+            } => self.merge_blocks(partials, block_length, None, output),
+            Operation::AttentionMergeGate {
+                partials,
+                block_length,
+                query_gate,
+                output,
+            } => self.merge_blocks(partials, block_length, Some(query_gate), output),
+            Operation::OutputGate {
+                input,
+                query_gate,
+                output,
+            } => self.output_gate(input, query_gate, output),
+        }
+        Ok(())
+    }
+
+    /// Adds a dispatch.
+    fn dispatch(&mut self, kernel: impl Kernel, grid: [usize; 3], threads: usize) {
+        self.add(kernel, grid, threads, false);
+    }
+
+    /// Adds a dispatch of a kernel that reaches the sessions' memory.
+    fn dispatch_on_sessions(&mut self, kernel: impl Kernel, grid: [usize; 3], threads: usize) {
+        self.add(kernel, grid, threads, true);
+    }
+
+    fn add(
+        &mut self,
+        kernel: impl Kernel,
+        grid: [usize; 3],
+        threads: usize,
+        reaches_sessions: bool,
+    ) {
+        self.out.push(Recorded {
+            bound: kernel.bind(),
+            grid: grid
+                .map(|size| u32::try_from(size).expect("plans are bounded by the model's sizes")),
+            threads: threads as u32,
+            step: self.step,
+            reaches_sessions,
+        });
+    }
+
+    fn region(&self, id: ScratchId) -> Region {
+        Region {
+            memory: Memory::Arena,
+            offset: self.placement.range(id).start,
+            bytes: self.plan.spec(id).bytes(),
+        }
+    }
+
+    fn input(&self, id: ScratchId) -> Input {
+        Input(self.region(id))
+    }
+
+    fn output(&self, id: ScratchId) -> Output {
+        Output(self.region(id))
+    }
+
+    /// A weight whole; its buffer knows its length.
+    fn weight(&self, id: WeightId) -> Input {
+        Input(Region {
+            memory: Memory::Weight(id),
+            offset: 0,
+            bytes: usize::MAX,
+        })
+    }
+
+    fn launch(&self, offset: usize, bytes: usize) -> Region {
+        Region {
+            memory: Memory::Launch,
+            offset,
+            bytes,
+        }
+    }
+
+    fn sessions(&self) -> Input {
+        Input(self.launch(launch::SESSIONS, launch::MOST_SESSIONS * 32))
+    }
+
+    fn frequencies(&self) -> Input {
+        Input(Region {
+            memory: Memory::Frequencies,
+            offset: 0,
+            bytes: usize::MAX,
+        })
+    }
+
+    fn is_bfloat(&self, id: ScratchId) -> bool {
+        self.plan.spec(id).element == ElementType::Bf16
+    }
+
+    fn columns(&self, id: ScratchId) -> usize {
+        self.plan.spec(id).columns
+    }
+
+    fn rows_of(&self, id: ScratchId) -> usize {
+        self.plan.spec(id).rows
+    }
+
+    fn rows(&self) -> usize {
+        self.plan.class.rows
+    }
+
+    fn is_sequence(&self) -> bool {
+        self.plan.class.phase == Phase::Prefill
+    }
+
+    fn is_bfloat_plan(&self) -> bool {
+        self.plan.class.precision.activation() == ElementType::Bf16
+    }
+
+    fn epsilon(&self) -> f32 {
+        self.config.rms_norm_eps as f32
+    }
+
+    /// Width of a matrix's codes: loading has refused what is not affine.
+    fn bits(&self, id: WeightId) -> u32 {
+        match self.plan.model.format(id) {
+            WeightFormat::Affine { bits, .. } => u32::from(bits),
+            WeightFormat::Plain(_) => unreachable!("refused when weights were loaded"),
+        }
+    }
+
+    /// Whether products take the matrix path: where weights are rounded as matrix units take them.
+    fn uses_tiles(&self, arithmetic: WeightArithmetic) -> bool {
+        arithmetic == WeightArithmetic::RoundedToBf16
+    }
+
+    fn unsupported(&self, what: String, reason: &str) -> DeviceError {
+        DeviceError::Unsupported {
+            device: self.device.into(),
+            what,
+            reason: reason.into(),
+        }
+    }
+}

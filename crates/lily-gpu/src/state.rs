@@ -1,0 +1,369 @@
+//! Session state on a GPU: pages of KV cache, convolution histories, recurrent states.
+
+use crate::gpu::Gpu;
+use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
+use lily_plan::{
+    DeviceError, ElementType, Precision, SessionBytes, SessionState, StateCopy, StateSlot,
+};
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Positions of a page (kernels/session.h).
+pub const PAGE: usize = 256;
+
+/// Where things lie in a session's buffers.
+#[derive(Clone, Debug)]
+pub struct StateLayout {
+    /// By layer: bytes from the start of a copy to the layer's history and recurrent state; or which
+    /// attention layer it is.
+    layers: Vec<LayerPlace>,
+    /// Bytes of one copy of histories and recurrent states.
+    copy_bytes: usize,
+    /// Bytes of a page of the cache, all layers.
+    page_bytes: usize,
+    /// Type of histories and cache.
+    element: ElementType,
+    key_value_heads: usize,
+    head_dim: usize,
+    history: usize,
+    recurrent: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum LayerPlace {
+    GatedDelta { history: usize, recurrent: usize },
+    Attention { index: usize },
+}
+
+impl StateLayout {
+    /// The layout of a model's sessions at `precision`.
+    pub fn new(config: &ModelConfig, precision: Precision) -> Self {
+        let element = precision.activation();
+        let history = (config.conv_kernel - 1) * config.conv_channels();
+        let recurrent = config.linear_value_width() * config.linear_key_dim;
+        let (mut copy_bytes, mut attention) = (0, 0);
+        let layers = (0..config.layers)
+            .map(|layer| match config.layer_kind(layer) {
+                LayerKind::GatedDelta => {
+                    let place = LayerPlace::GatedDelta {
+                        history: copy_bytes,
+                        recurrent: copy_bytes + (history * element.bytes()).next_multiple_of(256),
+                    };
+                    copy_bytes += (history * element.bytes()).next_multiple_of(256)
+                        + (recurrent * 4).next_multiple_of(256);
+                    place
+                }
+                LayerKind::Attention => {
+                    attention += 1;
+                    LayerPlace::Attention {
+                        index: attention - 1,
+                    }
+                }
+            })
+            .collect();
+        let page_bytes = attention * 2 * config.key_value_width() * PAGE * element.bytes();
+        StateLayout {
+            layers,
+            copy_bytes,
+            page_bytes,
+            element,
+            key_value_heads: config.key_value_heads,
+            head_dim: config.head_dim,
+            history,
+            recurrent,
+        }
+    }
+
+    /// Memory of a session.
+    pub fn session_bytes(&self, capacity: usize) -> SessionBytes {
+        SessionBytes {
+            fixed: (2 * self.copy_bytes + capacity.div_ceil(PAGE) * 8) as u64,
+            each_position: (self.page_bytes / PAGE) as u64,
+            page_positions: PAGE,
+        }
+    }
+
+    /// Bytes from the start of a copy to a layer's history and recurrent state.
+    pub fn delta(&self, layer: u16) -> (u32, u32) {
+        match self.layers[usize::from(layer)] {
+            LayerPlace::GatedDelta { history, recurrent } => (history as u32, recurrent as u32),
+            LayerPlace::Attention { .. } => {
+                unreachable!("a plan gives histories to delta layers")
+            }
+        }
+    }
+
+    /// Which attention layer a layer is.
+    pub fn attention(&self, layer: u16) -> u32 {
+        match self.layers[usize::from(layer)] {
+            LayerPlace::Attention { index } => index as u32,
+            LayerPlace::GatedDelta { .. } => {
+                unreachable!("a plan gives caches to attention layers")
+            }
+        }
+    }
+}
+
+/// The state of one sequence.
+pub struct GpuState<G: Gpu> {
+    gpu: Arc<Mutex<G>>,
+    layout: Arc<StateLayout>,
+    precision: Precision,
+    /// Two copies of histories and recurrent states, and the table of pages.
+    copies: [G::Buffer; 2],
+    table: G::Buffer,
+    pages: Vec<G::Buffer>,
+    position: usize,
+    capacity: usize,
+    /// Which copy is live.
+    parity: usize,
+    undoable: Option<usize>,
+}
+
+impl<G: Gpu> GpuState<G> {
+    /// An empty session whose cache may grow to `capacity` positions.
+    pub fn new(
+        gpu: Arc<Mutex<G>>,
+        layout: Arc<StateLayout>,
+        precision: Precision,
+        capacity: usize,
+    ) -> Result<Self, DeviceError> {
+        let (copies, table) = {
+            let machine = lock(&gpu);
+            let bytes = layout.copy_bytes.max(1);
+            let copy = || machine.allocate(bytes, "a session's recurrent states");
+            let table_bytes = capacity.div_ceil(PAGE).max(1) * 8;
+            (
+                [copy()?, copy()?],
+                machine.allocate(table_bytes, "a session's table of pages")?,
+            )
+        };
+        Ok(GpuState {
+            gpu,
+            layout,
+            precision,
+            copies,
+            table,
+            pages: Vec::new(),
+            position: 0,
+            capacity,
+            parity: 0,
+            undoable: None,
+        })
+    }
+
+    /// The precision the session was made for.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Takes pages until `positions` fit.
+    pub fn reserve(&mut self, positions: usize) -> Result<(), DeviceError> {
+        let machine = lock(&self.gpu);
+        while self.pages.len() * PAGE < positions {
+            let page = machine.allocate(self.layout.page_bytes.max(1), "a page of the KV cache")?;
+            let address = machine.address(&page);
+            machine.write(&self.table, self.pages.len() * 8, &address.to_le_bytes());
+            self.pages.push(page);
+        }
+        Ok(())
+    }
+
+    /// What kernels see of it (kernels/session.h, `Session`).
+    pub fn describe(&self, gpu: &G) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        let addresses = [
+            gpu.address(&self.table),
+            gpu.address(&self.copies[self.parity]),
+            gpu.address(&self.copies[1 - self.parity]),
+            self.position as u64,
+        ];
+        for (to, address) in bytes.chunks_mut(8).zip(addresses) {
+            to.copy_from_slice(&address.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Everything that kernels reach through it.
+    pub fn buffers(&self) -> impl Iterator<Item = &G::Buffer> {
+        self.copies.iter().chain([&self.table]).chain(&self.pages)
+    }
+
+    /// Moves on by `rows`: the next copies become the live ones.
+    pub fn commit(&mut self, rows: usize) {
+        self.position += rows;
+        self.parity = 1 - self.parity;
+        self.undoable = Some(rows);
+    }
+
+    /// Which buffer a slot's copy lies in, from where, how many elements of which type.
+    fn delta_place(&self, slot: StateSlot) -> Option<(&G::Buffer, usize, usize, ElementType)> {
+        let (layer, copy, is_history) = match slot {
+            StateSlot::ConvolutionHistory(layer, copy) => (layer, copy, true),
+            StateSlot::RecurrentState(layer, copy) => (layer, copy, false),
+            _ => return None,
+        };
+        let LayerPlace::GatedDelta { history, recurrent } =
+            *self.layout.layers.get(usize::from(layer))?
+        else {
+            return None;
+        };
+        let index = match copy {
+            StateCopy::Live => self.parity,
+            StateCopy::Next => 1 - self.parity,
+        };
+        Some(if is_history {
+            let element = self.layout.element;
+            (&self.copies[index], history, self.layout.history, element)
+        } else {
+            let count = self.layout.recurrent;
+            (&self.copies[index], recurrent, count, ElementType::F32)
+        })
+    }
+
+    /// The runs of a cache's elements that hold tokens, in the order [Nkv, position, D]: page, byte offset,
+    /// elements.
+    fn cache_runs(&self, slot: StateSlot) -> Vec<(usize, usize, usize)> {
+        let (layer, which) = match slot {
+            StateSlot::KeyCache(layer) => (layer, 0),
+            StateSlot::ValueCache(layer) => (layer, 1),
+            _ => return Vec::new(),
+        };
+        let Some(&LayerPlace::Attention { index }) = self.layout.layers.get(usize::from(layer))
+        else {
+            return Vec::new();
+        };
+        let (heads, width) = (self.layout.key_value_heads, self.layout.head_dim);
+        let element = self.layout.element.bytes();
+        let mut runs = Vec::new();
+        for head in 0..heads {
+            for page in 0..self.position.div_ceil(PAGE) {
+                let positions = (self.position - page * PAGE).min(PAGE);
+                let row = ((index * 2 + which) * heads + head) * PAGE;
+                runs.push((page, row * width * element, positions * width));
+            }
+        }
+        runs
+    }
+}
+
+/// The machine, whoever used it last.
+pub(crate) fn lock<G>(gpu: &Mutex<G>) -> MutexGuard<'_, G> {
+    gpu.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Elements as f32.
+pub(crate) fn decode(bytes: &[u8], element: ElementType) -> Vec<f32> {
+    match element {
+        ElementType::Bf16 => bytes
+            .chunks_exact(2)
+            .map(|b| bf16_to_f32(u16::from_le_bytes([b[0], b[1]])))
+            .collect(),
+        ElementType::F32 => bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect(),
+        ElementType::U32 => bytes
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]) as f32)
+            .collect(),
+    }
+}
+
+/// f32 as elements, rounded.
+pub(crate) fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
+    let bytes = |value: &f32| -> Vec<u8> {
+        match element {
+            ElementType::Bf16 => f32_to_bf16(*value).to_le_bytes().to_vec(),
+            ElementType::F32 => value.to_le_bytes().to_vec(),
+            ElementType::U32 => (*value as u32).to_le_bytes().to_vec(),
+        }
+    };
+    values.iter().flat_map(bytes).collect()
+}
+
+impl<G: Gpu + 'static> SessionState for GpuState<G> {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn step_back(&mut self) -> bool {
+        let Some(rows) = self.undoable.take() else {
+            return false;
+        };
+        self.position -= rows;
+        self.parity = 1 - self.parity;
+        true
+    }
+
+    fn read(&self, slot: StateSlot) -> Vec<f32> {
+        let machine = lock(&self.gpu);
+        if let Some((buffer, offset, elements, element)) = self.delta_place(slot) {
+            let mut bytes = vec![0; elements * element.bytes()];
+            machine.read(buffer, offset, &mut bytes);
+            return decode(&bytes, element);
+        }
+        let element = self.layout.element;
+        let mut values = Vec::new();
+        for (page, offset, elements) in self.cache_runs(slot) {
+            let mut bytes = vec![0; elements * element.bytes()];
+            machine.read(&self.pages[page], offset, &mut bytes);
+            values.extend(decode(&bytes, element));
+        }
+        values
+    }
+
+    fn write(&mut self, slot: StateSlot, values: &[f32]) -> Result<(), DeviceError> {
+        let machine = lock(&self.gpu);
+        let refuse = |expected: usize| {
+            DeviceError::Launch(format!(
+                "{} values for {slot:?}, which has {expected}",
+                values.len()
+            ))
+        };
+        if let Some((buffer, offset, elements, element)) = self.delta_place(slot) {
+            if values.len() != elements {
+                return Err(refuse(elements));
+            }
+            machine.write(buffer, offset, &encode(values, element));
+            return Ok(());
+        }
+        let runs = self.cache_runs(slot);
+        let expected = runs.iter().map(|(_, _, elements)| elements).sum();
+        if values.len() != expected {
+            return Err(refuse(expected));
+        }
+        let mut rest = values;
+        for (page, offset, elements) in runs {
+            let (these, others) = rest.split_at(elements);
+            machine.write(
+                &self.pages[page],
+                offset,
+                &encode(these, self.layout.element),
+            );
+            rest = others;
+        }
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        let zeros = vec![0; self.layout.copy_bytes];
+        lock(&self.gpu).write(&self.copies[0], 0, &zeros);
+        self.position = 0;
+        self.parity = 0;
+        self.undoable = None;
+    }
+
+    fn resident_bytes(&self) -> u64 {
+        let bytes = self.layout.session_bytes(self.capacity);
+        bytes.for_positions(self.pages.len() * PAGE)
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}

@@ -1,0 +1,145 @@
+//! Weights in the kernels' own layout (kernels/quantised.h), each in a buffer of its own, one copy.
+
+use crate::gpu::Gpu;
+use lily_checkpoint::{Checkpoint, DType, ModelConfig, Weight, WeightData, WeightFormat, WeightId};
+use lily_plan::{DeviceError, ModelDescription};
+use std::collections::HashMap;
+
+/// Columns of a quantisation group.
+pub const GROUP: usize = 64;
+/// Rows whose scales and biases lie together.
+const BLOCK: usize = 4;
+
+/// The weights of one model on a GPU.
+pub struct Weights<G: Gpu> {
+    buffers: HashMap<WeightId, G::Buffer>,
+}
+
+/// Width of a weight's codes, or why its format has no kernel.
+fn bits_of(weight: &Weight<'_>) -> Result<u32, String> {
+    match weight.format {
+        WeightFormat::Affine {
+            bits: bits @ (4 | 8),
+            group: 64,
+            scales: DType::Bf16,
+        } => Ok(u32::from(bits)),
+        other => Err(other.to_string()),
+    }
+}
+
+impl<G: Gpu> Weights<G> {
+    /// Reads all weights of `checkpoint`; `progress` is told the bytes read so far and in all.
+    pub fn load(
+        gpu: &G,
+        checkpoint: &Checkpoint,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, DeviceError> {
+        let specs = checkpoint.config().weights();
+        let mut weights = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let weight = checkpoint
+                .weight(spec.id)
+                .map_err(|error| DeviceError::Weight {
+                    weight: spec.id.to_string(),
+                    reason: error.to_string(),
+                })?;
+            weights.push(weight);
+        }
+        let total: u64 = weights
+            .iter()
+            .map(|weight| weight.data.bytes() as u64)
+            .sum();
+        let mut done = 0;
+        let mut buffers = HashMap::new();
+        for weight in weights {
+            let bytes = if weight.spec.shape.is_linear() {
+                bits_of(&weight).map_err(|format| DeviceError::Unsupported {
+                    device: gpu.describe().device.into(),
+                    what: format!("{} stored as {format}", weight.spec.id),
+                    reason: "its kernels take affine weights of 4 or 8 bits in groups of 64 with bfloat16 scales; \
+                             --device cpu runs every affine format"
+                        .into(),
+                })?;
+                let matrices = pack(&weight);
+                matrices.concat()
+            } else {
+                weight
+                    .read_plain()
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect()
+            };
+            let buffer = gpu.allocate(bytes.len(), &format!("weight {}", weight.spec.id))?;
+            gpu.write(&buffer, 0, &bytes);
+            buffers.insert(weight.spec.id, buffer);
+            done += weight.data.bytes() as u64;
+            progress(done, total);
+        }
+        Ok(Weights { buffers })
+    }
+
+    /// A weight's buffer. Panics for one the model does not have: plans only name those it has.
+    pub fn buffer(&self, id: WeightId) -> &G::Buffer {
+        &self.buffers[&id]
+    }
+}
+
+/// What plans need to know of a checkpoint.
+pub fn describe(checkpoint: &Checkpoint) -> ModelDescription {
+    let config: ModelConfig = checkpoint.config().clone();
+    ModelDescription::new(config, |spec| {
+        let weight = checkpoint.weight(spec.id);
+        weight
+            .expect("verified when the checkpoint was opened")
+            .format
+    })
+}
+
+/// Bytes of a matrix (or one expert) in the kernels' layout.
+pub fn matrix_bytes(rows: usize, columns: usize, bits: usize) -> usize {
+    let padded = rows.next_multiple_of(BLOCK);
+    padded * columns * bits / 8 + padded * (columns / GROUP) * 4
+}
+
+/// The matrices of a weight (one, or one an expert) in the kernels' layout: codes row by row, then for each four
+/// rows and each group the rows' (scale, bias) pairs; rows padded to four with zeros.
+fn pack(weight: &Weight<'_>) -> Vec<Vec<u8>> {
+    let (all_rows, columns) = (weight.rows(), weight.columns());
+    let (experts, rows) = match weight.spec.shape {
+        lily_checkpoint::WeightShape::Experts {
+            experts, outputs, ..
+        } => (experts, outputs),
+        _ => (1, all_rows),
+    };
+    let bits = bits_of(weight).expect("checked by the caller") as usize;
+    let (row_bytes, groups) = (columns * bits / 8, columns / GROUP);
+    let padded = rows.next_multiple_of(BLOCK);
+    let pack_one = |expert: usize| {
+        let WeightData::Affine {
+            codes,
+            scales,
+            biases,
+        } = weight.row_range(expert * rows..(expert + 1) * rows)
+        else {
+            unreachable!("its format is affine")
+        };
+        let mut packed = Vec::with_capacity(matrix_bytes(rows, columns, bits));
+        packed.extend_from_slice(codes);
+        packed.resize(padded * row_bytes, 0);
+        for block in 0..padded / BLOCK {
+            for group in 0..groups {
+                for row in block * BLOCK..(block + 1) * BLOCK {
+                    let at = (row * groups + group) * 2;
+                    let pair = if row < rows {
+                        [scales[at], scales[at + 1], biases[at], biases[at + 1]]
+                    } else {
+                        [0; 4]
+                    };
+                    packed.extend_from_slice(&pair);
+                }
+            }
+        }
+        packed
+    };
+    (0..experts).map(pack_one).collect()
+}

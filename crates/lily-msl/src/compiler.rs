@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// The command of a C++ compiler that answers, or a message that says what to install.
@@ -41,7 +41,21 @@ where
     I: IntoIterator<Item = S>,
     S: AsRef<OsStr>,
 {
-    let name = command()?;
+    let output = run_command(command()?, arguments, input)?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+}
+
+/// Runs a command with text on its standard input.
+pub(crate) fn run_command<I, S>(name: &OsStr, arguments: I, input: &str) -> Result<Output, String>
+where
+    I: IntoIterator<Item = S>,
+    S: AsRef<OsStr>,
+{
+    let failed = |error: std::io::Error| format!("{}: {error}", name.display());
     let mut child = Command::new(name)
         .args(arguments)
         .env("LC_ALL", "C")
@@ -49,7 +63,7 @@ where
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| format!("{}: {error}", name.display()))?;
+        .map_err(failed)?;
     let mut pipe = child.stdin.take().expect("a pipe was asked for");
     let text = input.to_owned();
     // In a thread of its own: the compiler may fill its output pipe before it has read everything.
@@ -57,15 +71,9 @@ where
         // A compiler that stops early closes the pipe; its messages tell more than that.
         let _ = pipe.write_all(text.as_bytes());
     });
-    let output = child
-        .wait_with_output()
-        .map_err(|error| format!("{}: {error}", name.display()))?;
+    let output = child.wait_with_output().map_err(failed)?;
     let _ = writer.join();
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).into_owned())
-    }
+    Ok(output)
 }
 
 #[cfg(test)]

@@ -8,7 +8,8 @@
 //!   each kernel's [`KernelSignature`], against which host code can be checked;
 //! - [`Emulator`] builds such a file for this machine and [`Library::dispatch`] runs its kernels: every thread
 //!   is a fiber, simdgroups exchange in lockstep, barriers hold. A dispatch reports divergence always, and in
-//!   the race build also races and accesses out of bounds, with counts of all memory traffic.
+//!   the race build also races and accesses out of bounds, with counts of all memory traffic;
+//! - [`StrictCheck`] holds a file against MSL's type system, address spaces included, by means of clang.
 //!
 //! # What a kernel file may contain
 //!
@@ -38,6 +39,7 @@ mod native;
 mod preprocess;
 mod report;
 mod signature;
+mod strict;
 mod translate;
 
 pub use arguments::{
@@ -53,4 +55,5 @@ pub use report::{
 pub use signature::{
     AddressSpace, BufferBinding, Builtin, FunctionConstant, KernelSignature, ThreadgroupBinding,
 };
+pub use strict::{StrictCheck, StrictError};
 pub use translate::{Rejection, Target, TranslateError, Translated, translate, translate_sources};

@@ -131,7 +131,7 @@ fn each_target_has_its_own_words() {
     );
     assert!(cuda.contains("#pragma unroll"));
     let strict = translate(DEMO, "demo.metal", Target::Strict).unwrap().code;
-    assert!(strict.contains("device const uint32_t*"));
+    assert!(strict.contains("__global const uint32_t*"));
     assert!(strict.contains("msl_mk<float4>(xa)"));
     assert!(strict.contains("msl_mk<VE>(0.0f)"));
 }

@@ -7,6 +7,25 @@ use super::tokens::{
 };
 use super::{Target, Translator};
 
+/// What C++ for OpenCL calls the address spaces. Constant memory is constant there by address, not by type.
+const OPENCL_SPACES: [(&str, &str); 4] = [
+    ("device", "__global"),
+    ("threadgroup", "__local"),
+    ("thread", "__private"),
+    ("constant", "const __constant"),
+];
+
+/// Names of a kernel's that are keywords of OpenCL.
+const OPENCL_KEYWORDS: [&str; 7] = [
+    "global",
+    "local",
+    "generic",
+    "pipe",
+    "read_only",
+    "write_only",
+    "read_write",
+];
+
 impl Translator {
     /// Rewrites a run of tokens. `in_kernel` is for a kernel's body, where threadgroup variables are
     /// declared.
@@ -45,7 +64,17 @@ impl Translator {
                     at = end;
                     continue;
                 }
-                if is_address_space(token) && !strict {
+                if is_address_space(token) {
+                    if strict {
+                        out.push(opencl_space(token));
+                    }
+                    at += 1;
+                    continue;
+                }
+                if strict && OPENCL_KEYWORDS.contains(&token.text.as_str()) {
+                    let mut token = token.clone();
+                    token.text.push('_');
+                    out.push(token);
                     at += 1;
                     continue;
                 }
@@ -89,13 +118,16 @@ impl Translator {
             out.push(Token::raw(")"));
             return Some((out, end));
         }
-        if self.target != Target::Strict
-            || before
-                .iter()
-                .rev()
-                .find(|token| token.is_significant())
-                .is_some_and(|token| token.text == "operator")
-        {
+        if self.target != Target::Strict {
+            return None;
+        }
+        let before = before.iter().rev().find(|token| token.is_significant());
+        let before = before.map_or("", |token| token.text.as_str());
+        // `operator T(`; `thread T (&name)[4]` and `device T (*name)[4]`, which declare something.
+        let first = all.get(skip(all, next + 1));
+        let first = first.map_or("", |token| token.text.as_str());
+        let qualified = before.starts_with("__") || before.ends_with("const");
+        if before == "operator" || first == "&" || first == "*" && qualified {
             return None;
         }
         // C++ for OpenCL builds vectors with casts: each constructor call becomes a function call.
@@ -155,10 +187,12 @@ impl Translator {
                 ),
                 Target::Cuda => format!("__shared__ {type_name} {name}{dimensions}; "),
                 Target::Strict if scalar => {
-                    format!("threadgroup {type_name}& {name} = *(threadgroup {type_name}*)msl_tg; ")
+                    format!(
+                        "__local {type_name}& {name} = *(__local {type_name}*)msl_threadgroup; "
+                    )
                 }
                 Target::Strict => format!(
-                    "threadgroup {type_name} (&{name}){dimensions} = *(threadgroup {type_name} (*){dimensions})msl_tg; "
+                    "__local {type_name} (&{name}){dimensions} = *(__local {type_name} (*){dimensions})msl_threadgroup; "
                 ),
             };
         }
@@ -166,6 +200,16 @@ impl Translator {
         out.extend(line_structure(&all[at..end]));
         Some((out, end + 1))
     }
+}
+
+/// The word that C++ for OpenCL has for an address space.
+fn opencl_space(token: &Token) -> Token {
+    let known = OPENCL_SPACES.iter().find(|(msl, _)| *msl == token.text);
+    let mut token = token.clone();
+    if let Some((_, opencl)) = known {
+        token.text = (*opencl).to_owned();
+    }
+    token
 }
 
 /// A number as C++ reads it: floating-point literals are `float` unless they say otherwise.

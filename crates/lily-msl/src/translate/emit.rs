@@ -52,7 +52,8 @@ impl Translator {
                 let registrations: String = registrations.collect();
                 format!("#include \"msl_cpu.h\"\nusing namespace metal;\n{body}\n{registrations}")
             }
-            Target::Strict => format!("#include \"msl_strict.h\"\nusing namespace metal;\n{body}"),
+            // As written, without the library's names brought in: where a file forgets to, that is an error.
+            Target::Strict => format!("#include \"msl_strict.h\"\n{body}"),
             Target::Cuda => {
                 let entries: String = (0..self.instances.len())
                     .map(|number| self.cuda_entry(number))

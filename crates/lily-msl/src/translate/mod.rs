@@ -367,7 +367,7 @@ impl Translator {
                 "\n#ifdef MSL_FC_{index}\nconstexpr {type_name} {name} = MSL_FC_{index}; constexpr bool {name}_fc_defined = true;\n#else\nconstexpr {type_name} {name} = {type_name}(); constexpr bool {name}_fc_defined = false;\n#endif\n#line {line}\n"
             ),
             Target::Strict => format!(
-                "extern constant {type_name} {name}; constexpr bool {name}_fc_defined = true;"
+                "extern const __constant {type_name} {name}; static const __constant bool {name}_fc_defined = true;"
             ),
         };
         let mut out = vec![Token::raw(text)];
@@ -419,10 +419,7 @@ impl Translator {
         let array = name == "]";
         let is_constexpr = all.iter().any(|token| token.text == "constexpr");
         let prefix = match self.target {
-            Target::Strict => {
-                let kept = without(&|token| token.text == "constexpr");
-                return self.body(&kept, false);
-            }
+            Target::Strict => return self.body(declaration, false),
             Target::Emulated => "static const ",
             Target::Cuda if is_constexpr || !array => "static constexpr ",
             Target::Cuda => "__constant__ const ",

@@ -1,0 +1,241 @@
+//! The emulated device: the unmodified kernels of `kernels/*.metal`, translated to C++ and run on the processor by
+//! [`lily_msl`], behind the same interface as Metal. It proves plans, routes, bindings and kernels right and
+//! counts what they move; it is slow, and no measure of any GPU's speed.
+
+#![forbid(unsafe_code)]
+
+use lily_gpu::kernels::{Bound, Constant, ConstantValue, SOURCES};
+use lily_gpu::{Argument, Gpu, GpuDescription, Stage};
+use lily_msl::{BuildKind, Emulator, Launch, Library, Report, Schedule, SharedBuffer, Sources};
+use lily_plan::DeviceError;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Bytes behind each buffer that no kernel may touch.
+const SENTINEL: usize = 256;
+/// What they hold.
+const SENTINEL_BYTE: u8 = 0xa5;
+
+/// How kernels are emulated.
+#[derive(Clone, Copy, Debug)]
+pub struct EmulatedOptions {
+    /// The fast build, or the one that checks and counts every access.
+    pub build: BuildKind,
+    /// In which order threads run.
+    pub schedule: Schedule,
+    /// Whether dispatches are kept with their counts.
+    pub keep_reports: bool,
+}
+
+impl Default for EmulatedOptions {
+    fn default() -> Self {
+        EmulatedOptions {
+            build: BuildKind::Plain,
+            schedule: Schedule::ProgramOrder,
+            keep_reports: false,
+        }
+    }
+}
+
+/// What a dispatch did.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// The kernel's host name.
+    pub kernel: &'static str,
+    /// Its function constants.
+    pub constants: Vec<Constant>,
+    /// Its counts.
+    pub report: Report,
+}
+
+/// A machine that runs kernels on the processor.
+pub struct Emulated {
+    sources: Sources,
+    emulator: Emulator,
+    options: EmulatedOptions,
+    libraries: HashMap<&'static str, Arc<Library>>,
+    ran: Vec<Ran>,
+    fault: Option<DeviceError>,
+}
+
+/// A kernel with its constants.
+pub struct Pipeline {
+    library: Arc<Library>,
+    kernel: &'static str,
+    constants: Vec<Constant>,
+}
+
+impl Emulated {
+    /// With the project's own kernels.
+    pub fn new(options: EmulatedOptions) -> Self {
+        let sources = SOURCES
+            .iter()
+            .fold(Sources::new(), |sources, (name, text)| sources.with(name, text));
+        Self::with_sources(sources, options)
+    }
+
+    /// With other kernels of the same names, as mutation tests have them.
+    pub fn with_sources(sources: Sources, options: EmulatedOptions) -> Self {
+        Emulated {
+            sources,
+            emulator: Emulator::in_target_directory(),
+            options,
+            libraries: HashMap::new(),
+            ran: Vec::new(),
+            fault: None,
+        }
+    }
+
+    /// The dispatches since this was last called, where they are kept.
+    pub fn take_reports(&mut self) -> Vec<Ran> {
+        std::mem::take(&mut self.ran)
+    }
+
+    fn dispatch(&mut self, dispatch: &lily_gpu::Dispatch<'_, Self>) -> Result<(), DeviceError> {
+        let words: Vec<[u8; 4]> = dispatch
+            .arguments
+            .iter()
+            .map(|argument| match argument {
+                Argument::Word(word) => word.to_le_bytes(),
+                _ => [0; 4],
+            })
+            .collect();
+        let mut arguments: Vec<lily_msl::Argument<'_>> = dispatch
+            .arguments
+            .iter()
+            .zip(&words)
+            .map(|(argument, word)| match argument {
+                Argument::None => lily_msl::Argument::Unbound,
+                Argument::Word(_) => lily_msl::Argument::Bytes(word),
+                Argument::Buffer {
+                    buffer,
+                    offset,
+                    bytes,
+                    ..
+                } => lily_msl::Argument::Shared {
+                    buffer,
+                    offset: *offset,
+                    length: (*bytes).min(buffer.len() - SENTINEL - offset),
+                },
+            })
+            .collect();
+        arguments.extend(dispatch.reached.iter().map(|buffer| lily_msl::Argument::Resident(buffer)));
+        let mut launch = Launch::new(dispatch.grid, [dispatch.threads, 1, 1]).schedule(self.options.schedule);
+        launch.counters_only = false;
+        let pipeline = dispatch.pipeline;
+        let constants: Vec<lily_msl::Constant> = pipeline.constants.iter().map(constant).collect();
+        let report = pipeline
+            .library
+            .dispatch(pipeline.kernel, &constants, launch, &mut arguments)
+            .map_err(|error| failure(pipeline.kernel, error))?;
+        if self.options.keep_reports {
+            self.ran.push(Ran {
+                kernel: pipeline.kernel,
+                constants: pipeline.constants.clone(),
+                report,
+            });
+        }
+        // A plain build does not see a store outside of a buffer; what lies behind it does.
+        for argument in &dispatch.arguments {
+            if let Argument::Buffer { buffer, .. } = argument {
+                check_sentinel(buffer, pipeline.kernel)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_sentinel(buffer: &SharedBuffer, kernel: &str) -> Result<(), DeviceError> {
+    let mut behind = [0; SENTINEL];
+    buffer.read(buffer.len() - SENTINEL, &mut behind);
+    if behind.iter().any(|byte| *byte != SENTINEL_BYTE) {
+        return Err(DeviceError::Launch(format!(
+            "kernel {kernel} wrote behind the end of a buffer"
+        )));
+    }
+    Ok(())
+}
+
+fn constant(constant: &Constant) -> lily_msl::Constant {
+    let value = match constant.value {
+        ConstantValue::UInt(value) => lily_msl::ConstantValue::UInt(value),
+        ConstantValue::Int(value) => lily_msl::ConstantValue::Int(value),
+        ConstantValue::Bool(value) => lily_msl::ConstantValue::Bool(value),
+        ConstantValue::Float(value) => lily_msl::ConstantValue::Float(value),
+    };
+    lily_msl::Constant {
+        index: constant.index,
+        value,
+    }
+}
+
+fn failure(kernel: &str, error: lily_msl::EmulatorError) -> DeviceError {
+    DeviceError::Launch(format!("kernel {kernel}: {error}"))
+}
+
+impl Gpu for Emulated {
+    type Buffer = SharedBuffer;
+    type Pipeline = Pipeline;
+
+    fn describe(&self) -> GpuDescription {
+        GpuDescription {
+            device: "emulated",
+            hardware: "Metal kernels emulated on this processor".into(),
+            cores: 1,
+            matrices: "simdgroup matrices, emulated".into(),
+        }
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        None
+    }
+
+    fn allocate(&self, bytes: usize, _what: &str) -> Result<SharedBuffer, DeviceError> {
+        let buffer = SharedBuffer::new(bytes + SENTINEL);
+        buffer.write(bytes, &[SENTINEL_BYTE; SENTINEL]);
+        Ok(buffer)
+    }
+
+    fn address(&self, buffer: &SharedBuffer) -> u64 {
+        buffer.address()
+    }
+
+    fn write(&self, buffer: &SharedBuffer, offset: usize, bytes: &[u8]) {
+        buffer.write(offset, bytes);
+    }
+
+    fn read(&self, buffer: &SharedBuffer, offset: usize, bytes: &mut [u8]) {
+        buffer.read(offset, bytes);
+    }
+
+    fn pipeline(&mut self, kernel: &Bound, constants: &[Constant]) -> Result<Pipeline, DeviceError> {
+        if !self.libraries.contains_key(kernel.file) {
+            let library = self
+                .emulator
+                .compile(&self.sources, kernel.file, self.options.build)
+                .map_err(|error| failure(kernel.name, error))?;
+            self.libraries.insert(kernel.file, Arc::new(library));
+        }
+        Ok(Pipeline {
+            library: self.libraries[kernel.file].clone(),
+            kernel: kernel.name,
+            constants: constants.to_vec(),
+        })
+    }
+
+    fn submit(&mut self, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+        for dispatch in stages.iter().flatten() {
+            if self.fault.is_some() {
+                break;
+            }
+            if let Err(error) = self.dispatch(dispatch) {
+                self.fault = Some(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        self.fault.take().map_or(Ok(()), Err)
+    }
+}

@@ -26,6 +26,8 @@ fn main() {
     }
     embedded.push_str("];\n");
     let mut out = embedded;
+    // By function: a function may be in two files, which make it for different matrix units.
+    let mut functions: BTreeMap<String, Vec<(String, KernelSignature)>> = BTreeMap::new();
     for path in &files {
         let file = path.file_name().expect("a name").to_string_lossy();
         if !file.ends_with(".metal") {
@@ -35,20 +37,20 @@ fn main() {
             Ok(translated) => translated,
             Err(error) => panic!("kernels/{file} is not what the host can bind:\n{error}"),
         };
-        let mut functions: BTreeMap<&str, Vec<&KernelSignature>> = BTreeMap::new();
-        for kernel in &translated.kernels {
-            functions.entry(&kernel.function).or_default().push(kernel);
+        for kernel in translated.kernels {
+            let instances = functions.entry(kernel.function.clone()).or_default();
+            instances.push((file.to_string(), kernel));
         }
-        for (function, instances) in functions {
-            write_kernel(&mut out, &file, function, &instances);
-        }
+    }
+    for (function, instances) in &functions {
+        write_kernel(&mut out, function, instances);
     }
     let path = Path::new(&std::env::var("OUT_DIR").expect("OUT_DIR")).join("bindings.rs");
     std::fs::write(path, out).expect("bindings.rs");
 }
 
-fn write_kernel(out: &mut String, file: &str, function: &str, instances: &[&KernelSignature]) {
-    let signature = instances[0];
+fn write_kernel(out: &mut String, function: &str, instances: &[(String, KernelSignature)]) {
+    let signature = &instances[0].1;
     let type_name = camel_case(function);
     let mut fields = String::new();
     let mut constants = String::new();
@@ -110,23 +112,24 @@ fn write_kernel(out: &mut String, file: &str, function: &str, instances: &[&Kern
         signature.threadgroup.is_empty(),
         "{function}: threadgroup memory is declared in kernels"
     );
-    let names: Vec<&str> = instances
+    let names: Vec<(&str, &str)> = instances
         .iter()
-        .map(|kernel| kernel.name.as_str())
+        .map(|(file, kernel)| (kernel.name.as_str(), file.as_str()))
         .collect();
     let (name_field, name) = if names.len() == 1 {
-        (String::new(), format!("{:?}", names[0]))
+        (String::new(), format!("{:?}", names[0].0))
     } else {
-        for other in instances {
+        for (_, other) in instances {
             let same = other.buffers.len() == signature.buffers.len()
                 && other.function_constants == signature.function_constants;
             assert!(same, "{function}: its instances differ in what they bind");
         }
         (
-            format!("    /// Which instance: one of {names:?}.\n    pub kernel: &'static str,\n"),
+            "    /// Which instance: one of `NAMES`.\n    pub kernel: &'static str,\n".to_string(),
             "self.kernel".to_string(),
         )
     };
+    let file = names[0].1;
     write!(
         out,
         r#"
@@ -136,18 +139,19 @@ pub struct {type_name} {{
 {name_field}{fields}}}
 
 impl {type_name} {{
-    /// Host names.
-    pub const NAMES: &'static [&'static str] = &{names:?};
+    /// Host names, each with its file.
+    pub const NAMES: &'static [(&'static str, &'static str)] = &{names:?};
 }}
 
 impl Kernel for {type_name} {{
     fn bind(self) -> Bound {{
         let name: &'static str = {name};
-        assert!(Self::NAMES.contains(&name), "{function} has no instance {{name}}");
+        let instance = Self::NAMES.iter().find(|(known, _)| *known == name);
+        let (_, file) = instance.unwrap_or_else(|| panic!("{function} has no instance {{name}}"));
         let constants = vec![
 {constants}        ];
         let mut operands = vec![Operand::None; {count}];
-{bindings}        Bound {{ file: {file:?}, name, constants, operands }}
+{bindings}        Bound {{ file, name, constants, operands }}
     }}
 }}
 "#

@@ -10,6 +10,6 @@ mod reference;
 mod state;
 mod weights;
 
-pub use check::StepDifference;
+pub use check::{ExpectedOutput, ReferenceStep, StepDifference, compare_device};
 pub use device::{CpuDevice, CpuOptions, Kernels};
 pub use native::{InstructionSet, measure_bandwidth};

@@ -70,7 +70,9 @@ impl Emulated {
     pub fn new(options: EmulatedOptions) -> Self {
         let sources = SOURCES
             .iter()
-            .fold(Sources::new(), |sources, (name, text)| sources.with(name, text));
+            .fold(Sources::new(), |sources, (name, text)| {
+                sources.with(name, text)
+            });
         Self::with_sources(sources, options)
     }
 
@@ -119,8 +121,14 @@ impl Emulated {
                 },
             })
             .collect();
-        arguments.extend(dispatch.reached.iter().map(|buffer| lily_msl::Argument::Resident(buffer)));
-        let mut launch = Launch::new(dispatch.grid, [dispatch.threads, 1, 1]).schedule(self.options.schedule);
+        arguments.extend(
+            dispatch
+                .reached
+                .iter()
+                .map(|buffer| lily_msl::Argument::Resident(buffer)),
+        );
+        let mut launch =
+            Launch::new(dispatch.grid, [dispatch.threads, 1, 1]).schedule(self.options.schedule);
         launch.counters_only = false;
         let pipeline = dispatch.pipeline;
         let constants: Vec<lily_msl::Constant> = pipeline.constants.iter().map(constant).collect();
@@ -208,7 +216,11 @@ impl Gpu for Emulated {
         buffer.read(offset, bytes);
     }
 
-    fn pipeline(&mut self, kernel: &Bound, constants: &[Constant]) -> Result<Pipeline, DeviceError> {
+    fn pipeline(
+        &mut self,
+        kernel: &Bound,
+        constants: &[Constant],
+    ) -> Result<Pipeline, DeviceError> {
         if !self.libraries.contains_key(kernel.file) {
             let library = self
                 .emulator

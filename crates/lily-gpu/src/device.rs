@@ -137,7 +137,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
                 self.pipelines.insert(key, pipeline);
             }
         }
-        let mut grow = |held: &mut Option<(G::Buffer, usize)>, bytes: usize, what: &str| {
+        let grow = |held: &mut Option<(G::Buffer, usize)>, bytes: usize, what: &str| {
             if held.as_ref().is_none_or(|(_, size)| *size < bytes) {
                 // The old one goes first.
                 *held = None;

@@ -200,6 +200,21 @@ impl Plan {
         plan
     }
 
+    /// Step `index` alone, its outputs kept: what a test executes to compare one step. What it reads is preset.
+    pub fn only_step(&self, index: usize) -> Plan {
+        let mut plan = self.clone();
+        plan.steps = vec![self.steps[index].clone()];
+        plan.stages = vec![vec![0]];
+        plan.logits = None;
+        let writes = plan.steps[0].operation.access().writes;
+        let scratch = |resource: &Resource| match resource {
+            Resource::Scratch(id) => Some(*id),
+            Resource::State(_) => None,
+        };
+        plan.kept = writes.iter().filter_map(scratch).collect();
+        plan
+    }
+
     /// Shape and type of a scratch value.
     pub fn spec(&self, id: ScratchId) -> &ScratchSpec {
         &self.scratch[id.index()]

@@ -138,7 +138,7 @@ impl Recorder<'_> {
         let heads = route::packed_heads(group, self.switches.packed_heads);
         let blocks = block.map_or(1, |length| self.plan.attention_blocks(length));
         let kernel = Attend {
-            kernel: Attend::NAMES[heads.ilog2() as usize],
+            kernel: Attend::NAMES[heads.ilog2() as usize].0,
             query_heads: config.attention_heads as u32,
             key_value_heads: config.key_value_heads as u32,
             width: config.head_dim as u32,

@@ -69,7 +69,7 @@ impl Recorder<'_> {
         let blocks: usize = outputs.iter().map(|count| count.div_ceil(4)).sum();
         let simdgroups = route::vector_simdgroups(blocks, rows.div_ceil(together));
         let kernel = Project {
-            kernel: Project::NAMES[together.ilog2() as usize],
+            kernel: Project::NAMES[together.ilog2() as usize].0,
             columns: columns as u32,
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),

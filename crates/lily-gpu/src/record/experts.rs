@@ -39,7 +39,7 @@ impl Recorder<'_> {
         let simdgroups = route::vector_simdgroups(blocks, tiles);
         let has_up = weight != up;
         let kernel = ProjectExperts {
-            kernel: ProjectExperts::NAMES[together.ilog2() as usize],
+            kernel: ProjectExperts::NAMES[together.ilog2() as usize].0,
             columns: columns as u32,
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),
@@ -91,7 +91,7 @@ impl Recorder<'_> {
         let simdgroups = (self.columns(ids) + 1).min(16);
         let outputs = self.columns(output);
         let kernel = ExpertOutput {
-            kernel: ExpertOutput::NAMES[together.ilog2() as usize],
+            kernel: ExpertOutput::NAMES[together.ilog2() as usize].0,
             columns: self.columns(activated) as u32,
             input_bfloat: self.is_bfloat(activated),
             simdgroups: simdgroups as u32,

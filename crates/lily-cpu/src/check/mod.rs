@@ -2,6 +2,10 @@
 //! inputs, so that differences do not add up, and its outputs are held to a bound made from the size of the terms that
 //! were added.
 
+mod device;
+
+pub use device::compare_device;
+
 use crate::context::{Context, round_to_bf16};
 use crate::device::{CpuDevice, Run};
 use crate::reference;
@@ -76,45 +80,112 @@ impl CpuDevice {
         })?;
         Ok((outcome, differences))
     }
+
+    /// Runs `plan` with the reference and shows each step to `visit`. Slow.
+    pub fn reference_steps(
+        &mut self,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+        mut visit: impl FnMut(ReferenceStep),
+    ) -> Result<Outcome, DeviceError> {
+        self.run(plan, launch, |run, stage| {
+            for &step in stage {
+                visit(reference_step(run.context, step));
+            }
+        })
+    }
 }
 
-fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
-    let context = run.context;
-    let operation = &context.plan.steps[step].operation;
+/// What the reference found in one output of a step, and how far another device may be from it.
+#[derive(Clone, Debug)]
+pub struct ExpectedOutput {
+    /// What was written.
+    pub resource: Resource,
+    /// Its name, for people.
+    pub name: String,
+    /// Its element type.
+    pub element: ElementType,
+    /// The values: of a cache, those of this run's positions, as [row, KV head, D].
+    pub values: Vec<f32>,
+    /// For each value the largest difference that rounding accounts for.
+    pub bounds: Vec<f64>,
+}
+
+/// A step as the reference ran it.
+#[derive(Clone, Debug)]
+pub struct ReferenceStep {
+    /// The step's number in the plan.
+    pub step: usize,
+    /// Layer and operation.
+    pub label: String,
+    /// Everything it wrote.
+    pub outputs: Vec<ExpectedOutput>,
+}
+
+impl ReferenceStep {
+    /// The largest difference of what another device found, output by output, relative to what it may be. Where the
+    /// reference left NaN, nothing was to be written: partial attention leaves blocks behind a row's position alone.
+    pub(crate) fn difference(&self, found: &[Vec<f32>]) -> StepDifference {
+        let mut worst = StepDifference {
+            step: self.step,
+            label: self.label.clone(),
+            output: String::new(),
+            excess: 0.0,
+            expected: 0.0,
+            found: 0.0,
+        };
+        for (output, found) in self.outputs.iter().zip(found) {
+            assert_eq!(
+                found.len(),
+                output.values.len(),
+                "{}: {}",
+                self.label,
+                output.name
+            );
+            let values = output.values.iter().zip(&output.bounds).zip(found);
+            for ((&expected, &bound), &found) in values {
+                let difference = f64::from(found) - f64::from(expected);
+                let excess = if expected.is_nan() {
+                    0.0
+                } else if difference.is_nan() || is_unrounded(output.element, found) {
+                    f64::INFINITY
+                } else {
+                    difference.abs() / bound.max(f64::MIN_POSITIVE)
+                };
+                if excess > worst.excess {
+                    worst = StepDifference {
+                        output: output.name.clone(),
+                        excess,
+                        expected,
+                        found,
+                        ..worst
+                    };
+                }
+            }
+        }
+        worst
+    }
+}
+
+/// Runs a step with the reference.
+fn reference_step(right: &Context<'_>, step: usize) -> ReferenceStep {
+    let operation = &right.plan.steps[step].operation;
     let writes = operation.access().writes;
     let magnitudes = reference::product_magnitudes(right, operation).unwrap_or_default();
-
-    // Neither may live on what the other, or anyone before, has left.
-    poison(context, &writes);
+    // It may not live on what anyone before has left.
+    poison(right, &writes);
     reference::run_step(right, step);
-    let expected: Vec<_> = writes
-        .iter()
-        .map(|&resource| capture(context, resource))
-        .collect();
-    poison(context, &writes);
-    run.native(&[step]);
-
-    let label = context.plan.steps[step].label();
-    let mut worst = StepDifference {
-        step,
-        label,
-        output: String::new(),
-        excess: 0.0,
-        expected: 0.0,
-        found: 0.0,
-    };
-    for (&resource, expected) in writes.iter().zip(expected) {
-        let found = capture(context, resource);
-        assert_eq!(found.len(), expected.len());
-        let (name, element, width) = describe(context, operation, resource);
+    let output = |resource: Resource| {
+        let values = capture(right, resource);
+        let (name, element, width) = describe(right, operation, resource);
         let magnitude = magnitudes
             .iter()
             .find(|(id, _)| resource == Resource::Scratch(*id));
-        for (head, (found, expected)) in found.chunks(width).zip(expected.chunks(width)).enumerate()
-        {
+        let mut bounds = Vec::with_capacity(values.len());
+        for (head, expected) in values.chunks(width).enumerate() {
             let largest = expected.iter().map(|x| x.abs()).filter(|x| x.is_finite());
             let largest = f64::from(largest.fold(0.0, f32::max));
-            for (index, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+            bounds.extend(expected.iter().enumerate().map(|(index, expected)| {
                 let computed = match magnitude {
                     Some((_, values)) => PRODUCT_ROUNDINGS * values[head * width + index],
                     None => OTHER_ROUNDINGS * largest,
@@ -124,41 +195,46 @@ fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
                     ElementType::Bf16 => f64::from(expected.abs()) / 128.0,
                     _ => 0.0,
                 };
-                let bound = match element {
+                match element {
                     ElementType::U32 => 0.0,
                     _ => computed * f64::from(f32::EPSILON) + stored + 1e-30,
-                };
-                let difference = f64::from(found) - f64::from(expected);
-                let excess = if unwritten(operation, found, expected) {
-                    0.0
-                } else if difference.is_nan() || is_unrounded(element, found) {
-                    f64::INFINITY
-                } else {
-                    difference.abs() / bound
-                };
-                if excess > worst.excess {
-                    worst = StepDifference {
-                        output: name.clone(),
-                        excess,
-                        expected,
-                        found,
-                        ..worst
-                    };
                 }
-            }
+            }));
         }
+        ExpectedOutput {
+            resource,
+            name,
+            element,
+            values,
+            bounds,
+        }
+    };
+    ReferenceStep {
+        step,
+        label: right.plan.steps[step].label(),
+        outputs: writes.iter().map(|&resource| output(resource)).collect(),
     }
-    worst
+}
+
+fn compare(run: &Run<'_>, right: &Context<'_>, step: usize) -> StepDifference {
+    let expected = reference_step(right, step);
+    let writes: Vec<Resource> = expected
+        .outputs
+        .iter()
+        .map(|output| output.resource)
+        .collect();
+    poison(run.context, &writes);
+    run.native(&[step]);
+    let found: Vec<Vec<f32>> = writes
+        .iter()
+        .map(|&resource| capture(run.context, resource))
+        .collect();
+    expected.difference(&found)
 }
 
 /// A bfloat16 value that was not rounded: it may lie near the right one, and still is not what is promised.
 fn is_unrounded(element: ElementType, found: f32) -> bool {
     element == ElementType::Bf16 && round_to_bf16(found) != found
-}
-
-/// Partial attention leaves blocks behind a row's position alone.
-fn unwritten(operation: &Operation, found: f32, expected: f32) -> bool {
-    matches!(operation, Operation::AttentionPartial { .. }) && found.is_nan() && expected.is_nan()
 }
 
 /// Name, element type, and the width within which values are of one size.

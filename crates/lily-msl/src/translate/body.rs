@@ -71,18 +71,21 @@ impl Translator {
                     at += 1;
                     continue;
                 }
-                if strict && OPENCL_KEYWORDS.contains(&token.text.as_str()) {
-                    let mut token = token.clone();
-                    token.text.push('_');
-                    out.push(token);
-                    at += 1;
-                    continue;
-                }
             }
-            out.push(token.clone());
+            let mut token = token.clone();
+            token.text = self.name(&token.text);
+            out.push(token);
             at += 1;
         }
         out
+    }
+
+    /// A word, or another one where it is a keyword of the target's.
+    fn name(&self, word: &str) -> String {
+        if self.target == Target::Strict && OPENCL_KEYWORDS.contains(&word) {
+            return format!("{word}_");
+        }
+        word.to_owned()
     }
 
     /// Words that C++ would read otherwise, with what follows them; and where reading goes on.
@@ -173,7 +176,7 @@ impl Translator {
                 &declarator[..]
             };
             let split = bracket(declarator);
-            let name = &declarator[split.checked_sub(1)?].text;
+            let name = self.name(&declarator[split.checked_sub(1)?].text);
             let dimensions = concat(&self.body(&declarator[split..], false));
             self.next_slot += 1;
             let slot = self.next_slot;

@@ -216,10 +216,10 @@ inline void add_tile(
         for (ushort distance = lanes / 2; distance > 0; distance /= 2) dots += simd_shuffle_xor(dots, distance);
         for (uint j = 0; j < 4; ++j) {
             uint row = (i + j) * rows_at_once + lane / lanes;
+            // The same lane for the same row each time: no barrier is needed.
             if (row < TILE && lane % lanes == 0) sums[row] = is_first ? dots[j] : sums[row] + dots[j];
         }
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
 }
 
 inline void load_tile(

@@ -25,6 +25,9 @@ pub struct EmulatedOptions {
     pub schedule: Schedule,
     /// Whether dispatches are kept with their counts.
     pub keep_reports: bool,
+    /// A function constant beside those of the host, for kernels that read it: which barrier is taken away, in
+    /// sources that [`lily_msl::removable_barriers`] made.
+    pub further_constant: Option<Constant>,
 }
 
 impl Default for EmulatedOptions {
@@ -33,6 +36,7 @@ impl Default for EmulatedOptions {
             build: BuildKind::Plain,
             schedule: Schedule::ProgramOrder,
             keep_reports: false,
+            further_constant: None,
         }
     }
 }
@@ -228,10 +232,19 @@ impl Gpu for Emulated {
                 .map_err(|error| failure(kernel.name, error))?;
             self.libraries.insert(kernel.file, Arc::new(library));
         }
+        let library = self.libraries[kernel.file].clone();
+        let signature = library.kernel(kernel.name);
+        let read = |constant: &Constant| {
+            signature.is_some_and(|signature| {
+                let constants = &signature.function_constants;
+                constants.iter().any(|read| read.index == constant.index)
+            })
+        };
+        let further = self.options.further_constant.filter(read);
         Ok(Pipeline {
-            library: self.libraries[kernel.file].clone(),
             kernel: kernel.name,
-            constants: constants.to_vec(),
+            constants: constants.iter().copied().chain(further).collect(),
+            library,
         })
     }
 

@@ -25,6 +25,55 @@ pub fn vector_simdgroups(blocks: usize, times: usize) -> usize {
         .unwrap_or(2)
 }
 
+/// A form of the matrix path: activation rows of a tile, threads, and its place among the kernel's instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TileForm {
+    /// Rows of a tile.
+    pub rows: usize,
+    /// Threads of its threadgroup (kernels/tile.h).
+    pub threads: usize,
+    /// Place among the instances.
+    pub index: usize,
+}
+
+/// Tiles of 16, 32 and 64 rows.
+const TILES: [TileForm; 3] = [
+    TileForm {
+        rows: 16,
+        threads: 64,
+        index: 0,
+    },
+    TileForm {
+        rows: 32,
+        threads: 128,
+        index: 1,
+    },
+    TileForm {
+        rows: 64,
+        threads: 128,
+        index: 2,
+    },
+];
+
+/// The tile of a dense product of `rows` rows: the smallest that takes them in one, or the largest.
+pub fn dense_tile(rows: usize) -> TileForm {
+    TILES
+        .into_iter()
+        .find(|tile| rows <= tile.rows)
+        .unwrap_or(TILES[2])
+}
+
+/// The tile of a product of `pairs` pairs with their experts: the largest that an expert fills on average, since the
+/// rest of a tile is computed in vain; 16 rows at least. By counting; not tuned on a device.
+pub fn expert_tile(pairs: usize, experts: usize) -> TileForm {
+    let load = pairs / experts;
+    TILES
+        .into_iter()
+        .rev()
+        .find(|tile| load >= tile.rows)
+        .unwrap_or(TILES[0])
+}
+
 /// Query heads of a KV head that are packed into a threadgroup of attention: up to four, which is what its
 /// registers and threadgroup memory hold.
 pub fn packed_heads(group: usize, packing: bool) -> usize {
@@ -55,6 +104,20 @@ mod tests {
             [8, 8, 4, 4, 2]
         );
         assert_eq!(vector_simdgroups(128, 8), 8);
+    }
+
+    #[test]
+    fn tiles_follow_rows_and_load() {
+        assert_eq!(
+            [1, 16, 17, 32, 33, 512].map(|rows| dense_tile(rows).rows),
+            [16, 16, 32, 32, 64, 64]
+        );
+        // 8 choices of 512 rows over 256 experts are 16 each.
+        let rows_of = |pairs| expert_tile(pairs, 256).rows;
+        assert_eq!(
+            [8, 4_096, 8_191, 8_192, 16_383, 16_384].map(rows_of),
+            [16, 16, 16, 32, 32, 64]
+        );
     }
 
     #[test]

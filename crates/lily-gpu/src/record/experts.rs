@@ -1,7 +1,8 @@
 //! Products with routed experts: kernels/experts.metal.
 
 use super::Recorder;
-use crate::kernels::{ExpertOutput, ProjectExperts};
+use super::dense::TILE_OUTPUTS;
+use crate::kernels::{ExpertOutput, ProjectExperts, TileExperts};
 use crate::route;
 use lily_checkpoint::WeightId;
 use lily_plan::{DeviceError, Operation, ScratchId, WeightArithmetic};
@@ -20,12 +21,41 @@ impl Recorder<'_> {
         output: ScratchId,
         arithmetic: WeightArithmetic,
     ) -> Result<(), DeviceError> {
-        if self.uses_tiles(arithmetic) {
-            let what = "prefill in bf16".to_string();
-            return Err(self.unsupported(what, "its matrix path is not there yet"));
-        }
         let (outputs, columns) = self.plan.model.dimensions(weight);
         let pairs = self.plan.spec(ids).elements();
+        let has_up = weight != up;
+        if self.uses_tiles(arithmetic) {
+            let (Some(grouping), None) = (grouping, norm) else {
+                let what = "ungrouped or normalised experts on matrix units".to_string();
+                return Err(self.unsupported(what, "plans group the rows of a prompt by expert"));
+            };
+            debug_assert!(self.is_bfloat(input), "what matrix units take");
+            let form = route::expert_tile(pairs, self.config.experts);
+            let kernel = TileExperts {
+                kernel: TileExperts::NAMES[form.index].0,
+                columns: columns as u32,
+                outputs: outputs as u32,
+                experts: self.config.experts as u32,
+                pairs_a_row: (pairs / self.rows_of(input)) as u32,
+                bits: self.bits(weight),
+                has_up,
+                up_bits: self.bits(up),
+                output_bfloat: self.is_bfloat(output),
+                input: self.input(input),
+                grouping: self.input(grouping),
+                weight: self.weight(weight),
+                up: has_up.then(|| self.weight(up)),
+                output: self.output(output),
+            };
+            let width = if has_up {
+                TILE_OUTPUTS / 2
+            } else {
+                TILE_OUTPUTS
+            };
+            let tiles = pairs / form.rows + self.config.experts.min(pairs);
+            self.dispatch(kernel, [outputs.div_ceil(width), tiles, 1], form.threads);
+            return Ok(());
+        }
         let together = match grouping {
             Some(_) => 8,
             None => route::vector_rows(self.rows()),
@@ -37,7 +67,6 @@ impl Recorder<'_> {
         };
         let blocks = outputs.div_ceil(4);
         let simdgroups = route::vector_simdgroups(blocks, tiles);
-        let has_up = weight != up;
         let kernel = ProjectExperts {
             kernel: ProjectExperts::NAMES[together.ilog2() as usize].0,
             columns: columns as u32,

@@ -15,6 +15,6 @@ mod weights;
 
 pub use device::{GpuDevice, GpuOptions};
 pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, Stage};
-pub use state::{GpuState, PAGE};
+pub use state::{GpuState, PAGE, StateLayout};
 pub use switches::Switches;
 pub use weights::matrix_bytes;

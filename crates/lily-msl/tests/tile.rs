@@ -1,0 +1,637 @@
+//! Matrix tiles of prefill (kernels/tile.h and what includes it) against plain loops in f64: every size of tile, on
+//! simdgroup matrices and on tensor operations, over shapes that straddle the edges of tiles.
+
+mod common;
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use common::{Format, Random, bytes};
+use lily_msl::{
+    Argument, BuildKind, Constant, ConstantValue, Emulator, EmulatorError, FaultKind, Launch,
+    Library, Schedule, Sources, removable_barriers,
+};
+
+const SIZES: [usize; 3] = [16, 32, 64];
+const SENTINEL: u8 = 0xa5;
+/// The function constant that takes barriers away.
+const REMOVED: u32 = 63;
+
+fn sources() -> Sources {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
+    let mut sources = Sources::new();
+    for entry in std::fs::read_dir(folder).expect("the folder of kernels") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().expect("a name").to_string_lossy();
+        let text = std::fs::read_to_string(&path).expect("a kernel file");
+        sources = sources.with(&name, &text);
+    }
+    sources
+}
+
+fn compile(sources: &Sources, file: &str, build: BuildKind) -> Library {
+    match Emulator::in_target_directory().compile(sources, file, build) {
+        Ok(library) => library,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn plain(file: &'static str) -> &'static Library {
+    static BUILT: [OnceLock<Library>; 4] = [const { OnceLock::new() }; 4];
+    const FILES: [&str; 4] = [
+        "tile.metal",
+        "tile_experts.metal",
+        "tensor.metal",
+        "tensor_experts.metal",
+    ];
+    let index = FILES.iter().position(|name| *name == file).expect("a file");
+    BUILT[index].get_or_init(|| compile(&sources(), file, BuildKind::Plain))
+}
+
+fn number(index: u32, value: usize) -> Constant {
+    Constant {
+        index,
+        value: ConstantValue::UInt(value as u32),
+    }
+}
+
+fn flag(index: u32, value: bool) -> Constant {
+    Constant {
+        index,
+        value: ConstantValue::Bool(value),
+    }
+}
+
+/// Several matrices of one shape: as kernels read them, and their weights rounded to bfloat.
+struct Weights {
+    stored: Vec<u8>,
+    values: Vec<f64>,
+}
+
+impl Weights {
+    fn new(random: &mut Random, count: usize, outputs: usize, columns: usize, bits: u32) -> Self {
+        let (mut stored, mut values) = (Vec::new(), Vec::new());
+        let (padded, groups) = (outputs.next_multiple_of(4), columns / 64);
+        for _ in 0..count {
+            let codes: Vec<u32> = (0..padded * columns)
+                .map(|_| random.bits() >> (32 - bits))
+                .collect();
+            for word in codes.chunks(32 / bits as usize) {
+                let placed = word.iter().enumerate();
+                let word: u32 = placed
+                    .map(|(at, code)| code << (at as u32 * bits))
+                    .fold(0, |a, b| a | b);
+                stored.extend(word.to_le_bytes());
+            }
+            let pairs: Vec<[u16; 2]> = (0..padded * groups)
+                .map(|_| {
+                    let scale = random.float() * 2.0 / (1 << bits) as f32;
+                    [scale, random.float()].map(|value| Format::Bfloat.encode(value))
+                })
+                .collect();
+            for block in 0..padded / 4 {
+                for group in 0..groups {
+                    for row in 0..4 {
+                        for half in pairs[(block * 4 + row) * groups + group] {
+                            stored.extend(half.to_le_bytes());
+                        }
+                    }
+                }
+            }
+            for row in 0..outputs {
+                for column in 0..columns {
+                    let pair = pairs[row * groups + column / 64];
+                    let [scale, bias] = pair.map(|half| Format::Bfloat.decode(half));
+                    let weight = scale * codes[row * columns + column] as f32 + bias;
+                    values.push(f64::from(Format::Bfloat.round(weight)));
+                }
+            }
+        }
+        Self { stored, values }
+    }
+}
+
+/// A number and how far a kernel's may be from it.
+#[derive(Clone, Copy)]
+struct Expected {
+    value: f64,
+    error: f64,
+}
+
+/// A row times a weight row, summed in float.
+fn product(x: &[f64], w: &[f64]) -> Expected {
+    let terms = || x.iter().zip(w).map(|(a, b)| a * b);
+    Expected {
+        value: terms().sum(),
+        error: terms().map(f64::abs).sum::<f64>() * 16.0 * f64::from(f32::EPSILON) / 2.0,
+    }
+}
+
+/// silu(gate) · up.
+fn activation(gate: Expected, up: Expected) -> Expected {
+    let silu = gate.value / (1.0 + (-gate.value).exp());
+    let value = silu * up.value;
+    Expected {
+        value,
+        // The slope of silu is at most 1.1.
+        error: 1.1 * gate.error * up.value.abs() + silu.abs() * up.error + value.abs() * 1e-6,
+    }
+}
+
+fn stored(element_bytes: usize, count: usize) -> Vec<u8> {
+    vec![SENTINEL; element_bytes * count + 64]
+}
+
+/// Holds an output and what lies behind it against what is expected.
+#[track_caller]
+fn check(what: &str, output: &[u8], bfloat: bool, expected: &[Expected]) {
+    let bytes_each = if bfloat { 2 } else { 4 };
+    let (numbers, behind) = output.split_at(expected.len() * bytes_each);
+    assert!(
+        behind.iter().all(|byte| *byte == SENTINEL),
+        "{what}: written behind the output"
+    );
+    for (at, (number, expected)) in numbers.chunks(bytes_each).zip(expected).enumerate() {
+        let value = if bfloat {
+            Format::Bfloat.decode(u16::from_ne_bytes([number[0], number[1]]))
+        } else {
+            f32::from_ne_bytes([number[0], number[1], number[2], number[3]])
+        };
+        // Half a step of a bfloat is at most 2^-8 of it.
+        let rounding = if bfloat {
+            expected.value.abs() * 1.001 / 256.0
+        } else {
+            expected.value.abs() * 1e-7
+        };
+        let error = (f64::from(value) - expected.value).abs();
+        assert!(
+            error <= expected.error + rounding,
+            "{what}, element {at}: {value} for {}, bound {}",
+            expected.value,
+            expected.error + rounding
+        );
+    }
+}
+
+fn activations(random: &mut Random, count: usize) -> (Vec<u16>, Vec<f64>) {
+    let stored = Format::Bfloat.encode_all(&random.floats(count));
+    let values = stored
+        .iter()
+        .map(|bits| f64::from(Format::Bfloat.decode(*bits)))
+        .collect();
+    (stored, values)
+}
+
+/// A dense product: up to four outputs, one of them perhaps gated.
+struct Dense {
+    rows: usize,
+    columns: usize,
+    outputs: Vec<(usize, u32, bool)>,
+    gated: usize,
+    up_bits: u32,
+    residual: bool,
+    input: (Vec<u16>, Vec<f64>),
+    weights: Vec<Weights>,
+    up: Option<Weights>,
+    addend: Vec<f32>,
+}
+
+impl Dense {
+    /// `outputs` are counts, bits and whether they are bfloats.
+    fn new(rows: usize, columns: usize, outputs: &[(usize, u32, bool)]) -> Self {
+        let mut random = Random((rows * columns + outputs[0].0) as u64);
+        let weights = outputs
+            .iter()
+            .map(|(count, bits, _)| Weights::new(&mut random, 1, *count, columns, *bits))
+            .collect();
+        Self {
+            rows,
+            columns,
+            outputs: outputs.to_vec(),
+            gated: 4,
+            up_bits: 4,
+            residual: false,
+            input: activations(&mut random, rows * columns),
+            weights,
+            up: None,
+            addend: random.floats(rows * outputs[0].0),
+        }
+    }
+
+    fn gated(mut self, which: usize, up_bits: u32) -> Self {
+        let mut random = Random(77);
+        (self.gated, self.up_bits) = (which, up_bits);
+        let count = self.outputs[which].0;
+        self.up = Some(Weights::new(&mut random, 1, count, self.columns, up_bits));
+        self
+    }
+
+    fn with_residual(mut self) -> Self {
+        self.residual = true;
+        self
+    }
+
+    fn run(
+        &self,
+        library: &Library,
+        kernel: &str,
+        size: usize,
+        extra: &[Constant],
+        schedule: Schedule,
+    ) -> Result<Vec<Vec<u8>>, EmulatorError> {
+        let mut constants = vec![
+            number(0, self.columns),
+            number(22, self.gated),
+            number(23, self.up_bits as usize),
+            flag(24, self.residual),
+        ];
+        let mut tiles = 0;
+        for index in 0..4 {
+            let (count, bits, bfloat) = self.outputs.get(index).copied().unwrap_or((0, 4, false));
+            constants.push(number(10 + index as u32, count));
+            constants.push(number(14 + index as u32, bits as usize));
+            constants.push(flag(18 + index as u32, bfloat));
+            tiles += count.div_ceil(if index == self.gated { 32 } else { 64 });
+        }
+        constants.extend(extra);
+        let mut outputs: Vec<Vec<u8>> = self
+            .outputs
+            .iter()
+            .map(|(count, _, bfloat)| stored(if *bfloat { 2 } else { 4 }, self.rows * count))
+            .collect();
+        let row_count = [self.rows as u32];
+        let mut arguments = vec![Argument::ReadOnly(bytes(&self.input.0)), Argument::Unbound];
+        for index in 0..4 {
+            arguments.push(match self.weights.get(index) {
+                Some(weights) => Argument::ReadOnly(&weights.stored),
+                None => Argument::Unbound,
+            });
+        }
+        arguments.push(match &self.up {
+            Some(up) => Argument::ReadOnly(&up.stored),
+            None => Argument::Unbound,
+        });
+        arguments.push(if self.residual {
+            Argument::ReadOnly(bytes(&self.addend))
+        } else {
+            Argument::Unbound
+        });
+        let given = outputs.len();
+        arguments.extend(outputs.iter_mut().map(|output| Argument::Buffer(output)));
+        arguments.extend((given..4).map(|_| Argument::Unbound));
+        arguments.push(Argument::Bytes(bytes(&row_count)));
+        let threads = if size == 16 { 64 } else { 128 };
+        let grid = [self.rows.div_ceil(size) as u32, tiles as u32, 1];
+        let launch = Launch::new(grid, [threads, 1, 1]).schedule(schedule);
+        library.dispatch(kernel, &constants, launch, &mut arguments)?;
+        Ok(outputs)
+    }
+
+    fn expected(&self, index: usize) -> Vec<Expected> {
+        let count = self.outputs[index].0;
+        let mut expected = Vec::new();
+        for row in 0..self.rows {
+            let x = &self.input.1[row * self.columns..][..self.columns];
+            for output in 0..count {
+                let w = |weights: &Weights| {
+                    product(x, &weights.values[output * self.columns..][..self.columns])
+                };
+                let mut result = w(&self.weights[index]);
+                if let Some(up) = self.up.as_ref().filter(|_| index == self.gated) {
+                    result = activation(result, w(up));
+                }
+                if self.residual && index == 0 {
+                    result.value += f64::from(self.addend[row * count + output]);
+                }
+                expected.push(result);
+            }
+        }
+        expected
+    }
+
+    fn check(&self, what: &str, outputs: &[Vec<u8>]) {
+        for (index, (output, (_, _, bfloat))) in outputs.iter().zip(&self.outputs).enumerate() {
+            let what = format!("{what}, {} rows, output {index}", self.rows);
+            check(&what, output, *bfloat, &self.expected(index));
+        }
+    }
+
+    /// All sizes of simdgroup matrices give the same bits; those of tensors are within bounds.
+    fn test(&self, with_tensors: bool) {
+        let order = Schedule::ProgramOrder;
+        let mut first: Option<Vec<Vec<u8>>> = None;
+        for size in SIZES {
+            let kernel = format!("tile_project_{size}");
+            let outputs = self
+                .run(plain("tile.metal"), &kernel, size, &[], order)
+                .unwrap_or_else(|error| panic!("{error}"));
+            match &first {
+                None => self.check(&kernel, &outputs),
+                Some(first) => assert!(*first == outputs, "{kernel} differs from tile_project_16"),
+            }
+            first.get_or_insert(outputs);
+            if with_tensors {
+                let kernel = format!("tensor_project_{size}");
+                let outputs = self
+                    .run(plain("tensor.metal"), &kernel, size, &[], order)
+                    .unwrap_or_else(|error| panic!("{error}"));
+                self.check(&kernel, &outputs);
+            }
+        }
+    }
+}
+
+#[test]
+fn dense_products_over_the_edges_of_tiles() {
+    for rows in [1, 15, 16, 17, 33, 64, 65] {
+        let outputs = [(130, 4, true), (1, 8, false), (64, 4, false), (63, 8, true)];
+        Dense::new(rows, 128, &outputs).test(false);
+    }
+    for outputs in [1, 63, 64, 65, 130] {
+        Dense::new(18, 64, &[(outputs, 4, false)]).test(outputs == 65);
+        Dense::new(3, 192, &[(outputs, 8, true)])
+            .with_residual()
+            .test(outputs == 130);
+    }
+    Dense::new(17, 2048, &[(33, 4, false)]).test(false);
+}
+
+#[test]
+fn gated_pairs_and_residuals() {
+    // The gated output first, in between and alone; gate and up of different bits.
+    Dense::new(33, 128, &[(70, 4, true), (1, 8, false)])
+        .gated(0, 4)
+        .test(true);
+    Dense::new(17, 64, &[(5, 8, false), (96, 4, false), (66, 4, true)])
+        .gated(1, 8)
+        .test(false);
+    Dense::new(65, 64, &[(31, 8, true)])
+        .gated(0, 4)
+        .with_residual()
+        .test(false);
+    Dense::new(34, 128, &[(68, 4, false)])
+        .with_residual()
+        .test(true);
+}
+
+#[test]
+fn a_row_does_not_depend_on_its_neighbours() {
+    let all = Dense::new(40, 128, &[(40, 4, false)]);
+    let order = Schedule::ProgramOrder;
+    let library = plain("tile.metal");
+    let together = all
+        .run(library, "tile_project_32", 32, &[], order)
+        .expect("a result");
+    for row in [0, 13, 39] {
+        let mut alone = Dense::new(40, 128, &[(40, 4, false)]);
+        alone.rows = 1;
+        alone.input.0 = all.input.0[row * 128..][..128].to_vec();
+        let result = alone
+            .run(library, "tile_project_64", 64, &[], order)
+            .expect("a result");
+        assert_eq!(result[0][..160], together[0][row * 160..][..160]);
+    }
+}
+
+/// Products of pairs with their experts.
+struct Experts {
+    columns: usize,
+    outputs: usize,
+    bits: u32,
+    choices: usize,
+    /// Whether each pair has a row of its own.
+    own_rows: bool,
+    bfloat: bool,
+    /// Pairs of each expert.
+    groups: Vec<Vec<u32>>,
+    input: (Vec<u16>, Vec<f64>),
+    weights: Weights,
+    up: Option<(u32, Weights)>,
+}
+
+impl Experts {
+    /// `sizes` are how many pairs each expert has; which ones is drawn.
+    fn new(sizes: &[usize], choices: usize, columns: usize, outputs: usize, bits: u32) -> Self {
+        let mut random = Random((sizes.len() * outputs + columns) as u64);
+        let pairs: usize = sizes.iter().sum();
+        let mut order: Vec<u32> = (0..pairs as u32).collect();
+        for at in (1..pairs).rev() {
+            order.swap(at, random.bits() as usize % (at + 1));
+        }
+        let mut rest = order.into_iter();
+        let groups = sizes
+            .iter()
+            .map(|size| {
+                let mut group: Vec<u32> = rest.by_ref().take(*size).collect();
+                group.sort_unstable();
+                group
+            })
+            .collect();
+        Self {
+            columns,
+            outputs,
+            bits,
+            choices,
+            own_rows: false,
+            bfloat: false,
+            groups,
+            input: activations(&mut random, pairs.div_ceil(choices) * columns),
+            weights: Weights::new(&mut random, sizes.len(), outputs, columns, bits),
+            up: None,
+        }
+    }
+
+    fn gated(mut self, bits: u32) -> Self {
+        let count = self.groups.len();
+        let up = Weights::new(&mut Random(5), count, self.outputs, self.columns, bits);
+        self.up = Some((bits, up));
+        self
+    }
+
+    /// Each pair reads its own row; results are bfloats.
+    fn with_own_rows(mut self) -> Self {
+        let pairs: usize = self.groups.iter().map(Vec::len).sum();
+        self.own_rows = true;
+        self.bfloat = true;
+        self.input = activations(&mut Random(6), pairs * self.columns);
+        self
+    }
+
+    fn pairs_a_row(&self) -> usize {
+        if self.own_rows { 1 } else { self.choices }
+    }
+
+    fn run(
+        &self,
+        library: &Library,
+        kernel: &str,
+        size: usize,
+        schedule: Schedule,
+    ) -> Result<Vec<u8>, EmulatorError> {
+        let pairs: usize = self.groups.iter().map(Vec::len).sum();
+        let experts = self.groups.len();
+        let up_bits = self.up.as_ref().map_or(4, |(bits, _)| *bits);
+        let constants = [
+            number(0, self.columns),
+            number(10, self.outputs),
+            number(11, experts),
+            number(13, self.pairs_a_row()),
+            number(14, self.bits as usize),
+            flag(15, self.up.is_some()),
+            number(16, up_bits as usize),
+            flag(17, self.bfloat),
+        ];
+        let mut grouping = vec![0_u32];
+        for group in &self.groups {
+            grouping.push(grouping.last().expect("one") + group.len() as u32);
+        }
+        grouping.extend(self.groups.iter().flatten());
+        let mut output = stored(if self.bfloat { 2 } else { 4 }, pairs * self.outputs);
+        let up = match &self.up {
+            Some((_, up)) => Argument::ReadOnly(&up.stored),
+            None => Argument::Unbound,
+        };
+        let mut arguments = [
+            Argument::ReadOnly(bytes(&self.input.0)),
+            Argument::Unbound,
+            Argument::Unbound,
+            Argument::ReadOnly(bytes(&grouping)),
+            Argument::ReadOnly(&self.weights.stored),
+            up,
+            Argument::Buffer(&mut output),
+        ];
+        let width = if self.up.is_some() { 32 } else { 64 };
+        let tiles = pairs / size + experts.min(pairs);
+        let grid = [self.outputs.div_ceil(width) as u32, tiles as u32, 1];
+        let threads = if size == 16 { 64 } else { 128 };
+        let launch = Launch::new(grid, [threads, 1, 1]).schedule(schedule);
+        library.dispatch(kernel, &constants, launch, &mut arguments)?;
+        Ok(output)
+    }
+
+    fn check(&self, what: &str, output: &[u8]) {
+        let pairs: usize = self.groups.iter().map(Vec::len).sum();
+        let nothing = Expected {
+            value: f64::NAN,
+            error: 0.0,
+        };
+        let mut expected = vec![nothing; pairs * self.outputs];
+        for (expert, group) in self.groups.iter().enumerate() {
+            for pair in group.iter().map(|pair| *pair as usize) {
+                let x = &self.input.1[pair / self.pairs_a_row() * self.columns..][..self.columns];
+                for out in 0..self.outputs {
+                    let at = (expert * self.outputs + out) * self.columns;
+                    let w = |weights: &Weights| product(x, &weights.values[at..][..self.columns]);
+                    let mut result = w(&self.weights);
+                    if let Some((_, up)) = &self.up {
+                        result = activation(result, w(up));
+                    }
+                    expected[pair * self.outputs + out] = result;
+                }
+            }
+        }
+        check(what, output, self.bfloat, &expected);
+    }
+
+    fn test(&self, with_tensors: bool) {
+        let order = Schedule::ProgramOrder;
+        let mut first: Option<Vec<u8>> = None;
+        for size in SIZES {
+            let kernel = format!("tile_experts_{size}");
+            let output = self
+                .run(plain("tile_experts.metal"), &kernel, size, order)
+                .unwrap_or_else(|error| panic!("{error}"));
+            match &first {
+                None => self.check(&kernel, &output),
+                Some(first) => assert!(*first == output, "{kernel} differs from tile_experts_16"),
+            }
+            first.get_or_insert(output);
+            if with_tensors {
+                let kernel = format!("tensor_experts_{size}");
+                let output = self
+                    .run(plain("tensor_experts.metal"), &kernel, size, order)
+                    .unwrap_or_else(|error| panic!("{error}"));
+                self.check(&kernel, &output);
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_with_any_number_of_pairs() {
+    // Experts without pairs, with exactly a tile of each size, and with one pair more or less.
+    Experts::new(&[0, 16, 1, 0, 32, 15, 17, 0], 3, 64, 66, 4).test(false);
+    Experts::new(&[64, 0, 65, 1], 2, 64, 36, 8)
+        .gated(4)
+        .test(false);
+    // All rows to one expert: the first, the last.
+    Experts::new(&[33, 0, 0], 1, 128, 63, 4).gated(8).test(true);
+    Experts::new(&[0, 0, 0, 0, 130], 1, 64, 20, 4).test(false);
+    // Many experts: more than a simdgroup sees at once.
+    let mut sizes = vec![0; 70];
+    (sizes[31], sizes[32], sizes[69]) = (2, 18, 1);
+    Experts::new(&sizes, 1, 64, 4, 4).test(false);
+    // The second product: a row for each pair.
+    Experts::new(&[5, 0, 19], 2, 128, 65, 4)
+        .with_own_rows()
+        .test(true);
+    Experts::new(&[1], 1, 192, 1, 8).with_own_rows().test(false);
+}
+
+#[test]
+fn no_races_and_nothing_out_of_bounds() {
+    // Outputs and rows that end within a tile, so that a read behind a matrix would be seen.
+    let library = compile(&sources(), "tile_experts.metal", BuildKind::Race);
+    for (size, schedule) in [
+        (16, Schedule::Shuffled(1)),
+        (32, Schedule::ProgramOrder),
+        (64, Schedule::Shuffled(2)),
+    ] {
+        let experts = Experts::new(&[0, 17, 1], 2, 128, 37, 4).gated(8);
+        let kernel = format!("tile_experts_{size}");
+        match experts.run(&library, &kernel, size, schedule) {
+            Ok(output) => experts.check(&kernel, &output),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_removed_barrier_is_found() {
+    let all = sources();
+    let (mutants, barriers) = removable_barriers(all.get("tile.h").expect("a header"), REMOVED);
+    assert_eq!(barriers, 4);
+    let library = compile(&all.with("tile.h", &mutants), "tile.metal", BuildKind::Race);
+    let dense = Dense::new(17, 128, &[(33, 4, false), (3, 8, true)])
+        .gated(0, 4)
+        .with_residual();
+    for (size, schedule) in [
+        (16, Schedule::Shuffled(3)),
+        (32, Schedule::Shuffled(4)),
+        (64, Schedule::ProgramOrder),
+    ] {
+        let kernel = format!("tile_project_{size}");
+        let run = |removed| {
+            dense.run(
+                &library,
+                &kernel,
+                size,
+                &[number(REMOVED, removed)],
+                schedule,
+            )
+        };
+        match run(barriers as usize) {
+            Ok(outputs) => dense.check(&kernel, &outputs),
+            Err(error) => panic!("{error}"),
+        }
+        for removed in 0..barriers as usize {
+            let kind = run(removed)
+                .err()
+                .and_then(|error| error.fault().map(|fault| fault.kind));
+            assert!(
+                matches!(kind, Some(FaultKind::Race | FaultKind::Uninitialised)),
+                "barrier {removed} of {kernel} can go unnoticed: {kind:?}"
+            );
+        }
+    }
+}

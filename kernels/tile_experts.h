@@ -1,0 +1,107 @@
+// Products of rows with the experts that they are routed to, rows of an expert together, for tiles of any type. Constants
+// and buffers are those of `project_experts` in experts.metal, which has a norm and an ungrouped form besides. The file
+// that includes this defines TILE_EXPERTS, the kernel's name.
+#pragma once
+#include "tile.h"
+
+constant uint COLUMNS [[function_constant(0)]];
+constant uint OUTPUTS [[function_constant(10)]];
+constant uint EXPERTS [[function_constant(11)]];
+// Pairs that share a row of the input: the choices of a row, or 1 where each pair has a row of its own.
+constant uint PAIRS_A_ROW [[function_constant(13)]];
+constant uint BITS [[function_constant(14)]];
+constant bool HAS_UP [[function_constant(15)]];
+constant uint UP_BITS [[function_constant(16)]];
+constant bool OUTPUT_BFLOAT [[function_constant(17)]];
+
+// Some pairs of one expert: `count` of them from place `first` of the grouping's list on.
+struct ExpertTile {
+    uint expert;
+    uint first;
+    uint count;
+};
+
+// Tile `tile` of at most `rows` pairs, counted over the experts in their order, each expert's last tile being what is left
+// of its pairs; a count of 0 behind the last tile. Every simdgroup finds it for itself: that costs no barrier.
+inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, uint lane) {
+    ExpertTile found;
+    found.expert = 0;
+    found.first = 0;
+    found.count = 0;
+    uint before = 0;
+    for (uint base = 0; base < EXPERTS; base += 32) {
+        uint expert = base + lane;
+        uint start = expert < EXPERTS ? grouping[expert] : 0;
+        uint size = expert < EXPERTS ? grouping[expert + 1] - start : 0;
+        uint tiles = (size + rows - 1) / rows;
+        uint last = before + simd_prefix_inclusive_sum(tiles);
+        uint end = simd_broadcast(last, ushort(31));
+        if (tile < end) {
+            // Of one lane alone.
+            bool mine = tile < last && tile >= last - tiles;
+            uint from = (tile - (last - tiles)) * rows;
+            found.expert = simd_sum(mine ? expert : 0);
+            found.first = simd_sum(mine ? start + from : 0);
+            found.count = simd_sum(mine ? min(size - from, rows) : 0);
+            return found;
+        }
+        before = end;
+    }
+    return found;
+}
+
+// Contract. input [rows, COLUMNS] bfloat, or [pairs, COLUMNS] with PAIRS_A_ROW = 1, COLUMNS a multiple of 64; grouping:
+// EXPERTS + 1 offsets and then the pairs, those of an expert together; weight and up [EXPERTS, OUTPUTS, COLUMNS] of 4 or 8
+// bits, each weight rounded to bfloat; output [pairs, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in float
+// and rounded once to its type. A pair's result does not depend on the others of its expert.
+// Threadgroups of Tile::THREADS, one a tile of Tile::ROWS pairs of an expert. Grid: output tiles (of 64, or 32 with up);
+// the most row tiles that there can be, pairs / ROWS + EXPERTS, those behind the last leaving at once. Outputs come first:
+// most experts have one row tile, and its threadgroups share the gathered rows and stream the expert once.
+template <class Tile>
+[[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void TILE_EXPERTS(
+    device const uchar* input [[buffer(0)]],
+    device const uint* grouping [[buffer(3)]],
+    device const uchar* weight [[buffer(4)]],
+    device const uchar* up [[buffer(5), function_constant(HAS_UP)]],
+    device uchar* output [[buffer(6)]],
+    uint2 position [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
+{
+    threadgroup uint4 memory[TileMemory<Tile>::SIZE];
+    ExpertTile tile = find_tile(grouping, Tile::ROWS, position.y, lane);
+    if (tile.count == 0) return;
+    device const uint* pairs = grouping + EXPERTS + 1 + tile.first;
+    uint first = position.x * (HAS_UP ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);
+
+    WeightRuns<Tile> runs;
+    Matrix matrix = matrix_at(weight, tile.expert, OUTPUTS, COLUMNS, BITS);
+    Matrix other = matrix_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
+    place_weights<Tile>(runs, matrix, BITS, HAS_UP, other, UP_BITS, first, OUTPUTS, COLUMNS, thread_index);
+    InputPieces<Tile> pieces;
+#pragma unroll
+    for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
+        uint2 place = Tile::input_place(i * Tile::THREADS + thread_index);
+        bool inside = place.x < tile.count;
+        ulong row = inside ? pairs[place.x] / PAIRS_A_ROW : 0;
+        place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
+    }
+    multiply_tile<Tile>(memory, pieces, runs, COLUMNS, thread_index, simdgroup);
+
+    uint quads = HAS_UP ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
+    for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {
+        uint2 place = Tile::result_place(at, quads);
+        uint column = first + place.y * 4;
+        if (place.x >= tile.count || column >= OUTPUTS) continue;
+        float4 value = result4<Tile>(memory, place.x, place.y, HAS_UP);
+        ulong to = (ulong)pairs[place.x] * OUTPUTS + column;
+        if (OUTPUTS % 4 == 0) {
+            store4(output, to, value, OUTPUT_BFLOAT);
+        } else {
+            for (uint i = 0; i < 4; ++i) {
+                if (column + i < OUTPUTS) store1(output, to + i, value[i], OUTPUT_BFLOAT);
+            }
+        }
+    }
+}

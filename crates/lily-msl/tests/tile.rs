@@ -2,39 +2,21 @@
 //! simdgroup matrices and on tensor operations, over shapes that straddle the edges of tiles.
 
 mod common;
+#[path = "common/kernels.rs"]
+mod kernels;
 
-use std::path::Path;
 use std::sync::OnceLock;
 
 use common::{Format, Random, bytes};
+use kernels::{Expected, activations, check, compile, flag, number, output, sources};
 use lily_msl::{
-    Argument, BuildKind, Constant, ConstantValue, Emulator, EmulatorError, FaultKind, Launch,
-    Library, Schedule, Sources, removable_barriers,
+    Argument, BuildKind, Constant, EmulatorError, FaultKind, Launch, Library, Schedule,
+    removable_barriers,
 };
 
 const SIZES: [usize; 3] = [16, 32, 64];
-const SENTINEL: u8 = 0xa5;
 /// The function constant that takes barriers away.
 const REMOVED: u32 = 63;
-
-fn sources() -> Sources {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
-    let mut sources = Sources::new();
-    for entry in std::fs::read_dir(folder).expect("the folder of kernels") {
-        let path = entry.expect("an entry").path();
-        let name = path.file_name().expect("a name").to_string_lossy();
-        let text = std::fs::read_to_string(&path).expect("a kernel file");
-        sources = sources.with(&name, &text);
-    }
-    sources
-}
-
-fn compile(sources: &Sources, file: &str, build: BuildKind) -> Library {
-    match Emulator::in_target_directory().compile(sources, file, build) {
-        Ok(library) => library,
-        Err(error) => panic!("{error}"),
-    }
-}
 
 fn plain(file: &'static str) -> &'static Library {
     static BUILT: [OnceLock<Library>; 4] = [const { OnceLock::new() }; 4];
@@ -46,20 +28,6 @@ fn plain(file: &'static str) -> &'static Library {
     ];
     let index = FILES.iter().position(|name| *name == file).expect("a file");
     BUILT[index].get_or_init(|| compile(&sources(), file, BuildKind::Plain))
-}
-
-fn number(index: u32, value: usize) -> Constant {
-    Constant {
-        index,
-        value: ConstantValue::UInt(value as u32),
-    }
-}
-
-fn flag(index: u32, value: bool) -> Constant {
-    Constant {
-        index,
-        value: ConstantValue::Bool(value),
-    }
 }
 
 /// Several matrices of one shape: as kernels read them, and their weights rounded to bfloat.
@@ -111,13 +79,6 @@ impl Weights {
     }
 }
 
-/// A number and how far a kernel's may be from it.
-#[derive(Clone, Copy)]
-struct Expected {
-    value: f64,
-    error: f64,
-}
-
 /// A row times a weight row, summed in float.
 fn product(x: &[f64], w: &[f64]) -> Expected {
     let terms = || x.iter().zip(w).map(|(a, b)| a * b);
@@ -136,50 +97,6 @@ fn activation(gate: Expected, up: Expected) -> Expected {
         // The slope of silu is at most 1.1.
         error: 1.1 * gate.error * up.value.abs() + silu.abs() * up.error + value.abs() * 1e-6,
     }
-}
-
-fn stored(element_bytes: usize, count: usize) -> Vec<u8> {
-    vec![SENTINEL; element_bytes * count + 64]
-}
-
-/// Holds an output and what lies behind it against what is expected.
-#[track_caller]
-fn check(what: &str, output: &[u8], bfloat: bool, expected: &[Expected]) {
-    let bytes_each = if bfloat { 2 } else { 4 };
-    let (numbers, behind) = output.split_at(expected.len() * bytes_each);
-    assert!(
-        behind.iter().all(|byte| *byte == SENTINEL),
-        "{what}: written behind the output"
-    );
-    for (at, (number, expected)) in numbers.chunks(bytes_each).zip(expected).enumerate() {
-        let value = if bfloat {
-            Format::Bfloat.decode(u16::from_ne_bytes([number[0], number[1]]))
-        } else {
-            f32::from_ne_bytes([number[0], number[1], number[2], number[3]])
-        };
-        // Half a step of a bfloat is at most 2^-8 of it.
-        let rounding = if bfloat {
-            expected.value.abs() * 1.001 / 256.0
-        } else {
-            expected.value.abs() * 1e-7
-        };
-        let error = (f64::from(value) - expected.value).abs();
-        assert!(
-            error <= expected.error + rounding,
-            "{what}, element {at}: {value} for {}, bound {}",
-            expected.value,
-            expected.error + rounding
-        );
-    }
-}
-
-fn activations(random: &mut Random, count: usize) -> (Vec<u16>, Vec<f64>) {
-    let stored = Format::Bfloat.encode_all(&random.floats(count));
-    let values = stored
-        .iter()
-        .map(|bits| f64::from(Format::Bfloat.decode(*bits)))
-        .collect();
-    (stored, values)
 }
 
 /// A dense product: up to four outputs, one of them perhaps gated.
@@ -257,7 +174,7 @@ impl Dense {
         let mut outputs: Vec<Vec<u8>> = self
             .outputs
             .iter()
-            .map(|(count, _, bfloat)| stored(if *bfloat { 2 } else { 4 }, self.rows * count))
+            .map(|(count, _, bfloat)| output(if *bfloat { 2 } else { 4 }, self.rows * count))
             .collect();
         let row_count = [self.rows as u32];
         let mut arguments = vec![Argument::ReadOnly(bytes(&self.input.0)), Argument::Unbound];
@@ -486,7 +403,7 @@ impl Experts {
             grouping.push(grouping.last().expect("one") + group.len() as u32);
         }
         grouping.extend(self.groups.iter().flatten());
-        let mut output = stored(if self.bfloat { 2 } else { 4 }, pairs * self.outputs);
+        let mut results = output(if self.bfloat { 2 } else { 4 }, pairs * self.outputs);
         let up = match &self.up {
             Some((_, up)) => Argument::ReadOnly(&up.stored),
             None => Argument::Unbound,
@@ -498,7 +415,7 @@ impl Experts {
             Argument::ReadOnly(bytes(&grouping)),
             Argument::ReadOnly(&self.weights.stored),
             up,
-            Argument::Buffer(&mut output),
+            Argument::Buffer(&mut results),
         ];
         let width = if self.up.is_some() { 32 } else { 64 };
         let tiles = pairs / size + experts.min(pairs);
@@ -506,7 +423,7 @@ impl Experts {
         let threads = if size == 16 { 64 } else { 128 };
         let launch = Launch::new(grid, [threads, 1, 1]).schedule(schedule);
         library.dispatch(kernel, &constants, launch, &mut arguments)?;
-        Ok(output)
+        Ok(results)
     }
 
     fn check(&self, what: &str, output: &[u8]) {

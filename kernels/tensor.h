@@ -3,6 +3,9 @@
 // Both operands lie in threadgroup memory as dense bfloat tensors; the sums are a cooperative tensor of the whole
 // threadgroup. Weights of four bits could be a tensor of uint4b_format read straight from device memory, with scale and
 // bias applied to sums of a group; that needs weights laid out for it and rounds differently, and is left out.
+//
+// Steps are added in order, but the order within a step is the implementation's and may differ between sizes of tiles:
+// where results must not depend on how a prompt is cut into chunks, one size is used for all of its rows.
 #pragma once
 #include "tile.h"
 #include <metal_tensor>

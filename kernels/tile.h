@@ -1,13 +1,15 @@
 // Tiles of a matrix product with quantised weights: prefill at bf16.
 //
-// A threadgroup multiplies ROWS rows of activations with 64 weight rows, one quantisation group of 64 columns a step. A step's
-// codes become bfloats in threadgroup memory and nowhere else, beside the activations of the same columns; the next
-// step's words are read into registers before this one is multiplied, so that memory and matrix units work side by side.
-// There is one buffer, not two: 16 KiB at most, so that several threadgroups fit a core and hide each other's barriers.
+// A threadgroup multiplies ROWS rows of activations with 64 weight rows, one quantisation group of 64 columns a step. A
+// step's codes become bfloats in threadgroup memory and nowhere else, beside the activations of the same columns; the
+// next step's words are read into registers before this one is multiplied, so that memory and matrix units work side by
+// side. There is one buffer, not two: 16 KiB at most, so that several threadgroups fit a core and hide each other's
+// barriers.
 //
 // A dequantised weight is scale · code + bias in float, rounded once to bfloat; products are exact and summed in float,
-// columns ascending, the same for every ROWS. Rows and outputs that there are not are zeros. So a row's result depends
-// neither on the size of the tile nor on the rows computed with it.
+// columns ascending: eight at a time in the order of the matrix unit, the same for every ROWS. Rows and outputs that
+// there are not are zeros. So a row's result depends neither on the size of the tile nor on the rows computed with it.
+// (In what order a tensor operation sums its 64 columns is its own affair: see tensor.h.)
 //
 // How operands lie in threadgroup memory and are multiplied is a class:
 // - MatrixTile, here: simdgroup matrices of 8x8. Every block of 8x8 lies together, 128 bytes: all banks once.
@@ -73,7 +75,8 @@ template <int M> struct MatrixTile {
             for (uint band = 0; band < BANDS; ++band) {
 #pragma unroll
                 for (uint column = 0; column < 4; ++column) {
-                    simdgroup_multiply_accumulate(sums.of[band][column], left[band], right[column], sums.of[band][column]);
+                    simdgroup_multiply_accumulate(
+                        sums.of[band][column], left[band], right[column], sums.of[band][column]);
                 }
             }
         }
@@ -85,7 +88,8 @@ template <int M> struct MatrixTile {
         for (uint band = 0; band < BANDS; ++band) {
 #pragma unroll
             for (uint column = 0; column < 4; ++column) {
-                simdgroup_store(sums.of[band][column], stage + result(first_row + band * 8, first_column + column * 8), 8);
+                uint place = result(first_row + band * 8, first_column + column * 8);
+                simdgroup_store(sums.of[band][column], stage + place, 8);
             }
         }
     }
@@ -118,15 +122,17 @@ template <class Tile> struct WeightRuns {
     uint pair[COUNT];
 };
 
-// Row and columns of a thread's piece: `input` is at that row of the activations.
+// Where a thread's piece begins: at an eighth of the row's group of columns, in each step.
 template <class Tile>
-inline void place_input(thread InputPieces<Tile>& pieces, uint number, device const uchar* row, uint eighth, bool inside) {
+inline void place_input(
+    thread InputPieces<Tile>& pieces, uint number, device const uchar* row, uint eighth, bool inside)
+{
     pieces.at[number] = row + eighth * 16;
     pieces.inside[number] = inside;
 }
 
-// Rows of the tile are outputs `first` to `first + 63` of a matrix; or, gated, outputs `first` to `first + 31` of it and
-// then the same outputs of `up`, so that gate and up of an output meet in one threadgroup whatever the tile type.
+// Rows of the tile are outputs `first` to `first + 63` of a matrix; or, gated, outputs `first` to `first + 31` of it
+// and then the same outputs of `up`, so that gate and up of an output meet in one threadgroup whatever the tile type.
 template <class Tile>
 inline void place_weights(
     thread WeightRuns<Tile>& runs, Matrix matrix, uint bits, bool gated, Matrix up, uint up_bits, uint first,
@@ -174,8 +180,8 @@ inline uint4 turned(uint4 words, uint turn) {
     return words;
 }
 
-// Eight weights, as codes4 and codes8 give their codes; `scale` is shrunk as the codes are grown. Both are exact, and so
-// is their product, which has 16 bits at most: the sum alone is rounded to float.
+// Eight weights, as codes4 and codes8 give their codes; `scale` is shrunk as the codes are grown. Both are exact, and
+// so is their product, which has 16 bits at most: the sum alone is rounded to float.
 inline uint4 weights8(float4 first, float4 second, float4 scale, float4 bias) {
     uint2 low = as_type<uint2>(bfloat4(fma(first, scale, bias)));
     uint2 high = as_type<uint2>(bfloat4(fma(second, scale, bias)));

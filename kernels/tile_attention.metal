@@ -1,10 +1,10 @@
-// Causal attention over the cache for many rows of one session on simdgroup matrices: prefill at bf16. Queries of one KV head
-// are packed, rows and the heads that share it alike, so that a key or value that was read serves 32 of them.
+// Causal attention over the cache for many rows of one session on simdgroup matrices: prefill at bf16. Queries of one
+// KV head are packed, rows and the heads that share it alike, so that a key or value that was read serves 32 of them.
 //
-// Softmax is online, by tiles of 64 positions on the grid of absolute positions: a row's result does not depend on how a
-// prompt is cut into chunks, nor on the rows computed with it. Scores are in powers of two, exp2(score - reference), and
-// a row's reference is a whole number that follows its largest score only where that runs away by 8. So the sums are
-// rescaled rarely, by exact powers of two, which round nothing.
+// Softmax is online, by tiles of 64 positions on the grid of absolute positions: a row's result does not depend on how
+// a prompt is cut into chunks, nor on the rows computed with it. Scores are in powers of two, exp2(score - reference),
+// and a row's reference is a whole number that follows its largest score only where that runs away by 8. So the sums
+// are rescaled rarely, by exact powers of two, which round nothing.
 #include "attention.h"
 #include <metal_simdgroup_matrix>
 
@@ -46,7 +46,9 @@ struct FloatWeights {
     using Block = simdgroup_float8x8;
     // A weight comes where its own score was.
     static void begin() {}
-    static void put(threadgroup float* band, uint place, float4 weights) { *(threadgroup float4*)(band + place) = weights; }
+    static void put(threadgroup float* band, uint place, float4 weights) {
+        *(threadgroup float4*)(band + place) = weights;
+    }
     static void load(thread Block& block, threadgroup const float* band, uint, uint eighth) {
         simdgroup_load(block, band + eighth * 64, 8);
     }
@@ -88,13 +90,16 @@ inline void add_values(
 // 2^exponent for a whole number up to 0; 0 where that is no normal float.
 inline float power_of_two(float exponent) { return as_type<float>(uint(int(max(exponent, -127.0f)) + 127) << 23); }
 
-// Contract. queries and output [rows, QUERY_HEADS · WIDTH] bfloat: consecutive rows of session 0 from its position on, whose
-// keys and values are in the cache (bfloat); WIDTH a multiple of 32, at most 256. output = softmax(q · kᵀ / sqrt(WIDTH)) · v
-// over the positions up to each row's own, scores, weights and sums in float, rounded once. Weights are float, or the sum
-// of two bfloats (relative error 2^-17 at most) where Weights says so; products with bfloats are exact.
-// Threadgroups of 128 threads: 32 queries of a KV head, ordered by row, then head. Its simdgroups share the work without
-// reading anything twice: in q · kᵀ each has 16 of the positions, in softmax 8 of the queries, in weights · v a quarter of
-// the columns. Keys and values come straight from the cache. Grid: rows · heads of a group / 32, KV heads.
+// Contract. queries and output [rows, QUERY_HEADS · WIDTH] bfloat: consecutive rows of session 0 from its position on,
+// whose keys and values are in the cache (bfloat); WIDTH a multiple of 32, at most 256. output = softmax(q · kᵀ /
+// sqrt(WIDTH)) · v over the positions up to each row's own, scores, weights and sums in float, rounded once. Weights
+// are float, or the sum of two bfloats (relative error 2^-17 at most) where Weights says so; products with bfloats are
+// exact.
+// Threadgroups of 128 threads: 32 queries of a KV head, ordered by row, then head. Its simdgroups share the work
+// without reading anything twice: in q · kᵀ each has 16 of the positions, in softmax 8 of the queries, in weights · v a
+// quarter of the columns. Keys and values come straight from the cache. At a width of 256 a step of 64 positions is
+// 1,024 products of 8x8 for q · kᵀ and as many for weights · v, or twice as many with two bfloats. Grid: rows · heads
+// of a group / 32, KV heads.
 template <class Weights>
 [[max_total_threads_per_threadgroup(128)]] kernel void tile_attend(
     device const Session* sessions [[buffer(0)]],
@@ -159,7 +164,8 @@ template <class Weights>
         }
         // Keys behind the last position that is wanted may be anything: what comes of them is not used.
         if (first + simdgroup * 16 <= limit) {
-            device const bfloat* keys = (device const bfloat*)cached(session, layer, 0, key_head, first + simdgroup * 16);
+            device const uchar* key_bytes = cached(session, layer, 0, key_head, first + simdgroup * 16);
+            device const bfloat* keys = (device const bfloat*)key_bytes;
             for (uint eighth = 0; eighth < WIDTH / 8; ++eighth) {
                 simdgroup_bfloat8x8 key[2], query[BANDS];
                 simdgroup_load(key[0], keys + eighth * 8, WIDTH, ulong2(0), true);

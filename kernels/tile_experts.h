@@ -1,6 +1,6 @@
-// Products of rows with the experts that they are routed to, rows of an expert together, for tiles of any type. Constants
-// and buffers are those of `project_experts` in experts.metal, which has a norm and an ungrouped form besides. The file
-// that includes this defines TILE_EXPERTS, the kernel's name.
+// Products of rows with the experts that they are routed to, rows of an expert together, for tiles of any type.
+// Constants and buffers are those of `project_experts` in experts.metal, which has a norm and an ungrouped form
+// besides. The file that includes this defines TILE_EXPERTS, the kernel's name.
 #pragma once
 #include "tile.h"
 
@@ -21,8 +21,8 @@ struct ExpertTile {
     uint count;
 };
 
-// Tile `tile` of at most `rows` pairs, counted over the experts in their order, each expert's last tile being what is left
-// of its pairs; a count of 0 behind the last tile. Every simdgroup finds it for itself: that costs no barrier.
+// Tile `tile` of at most `rows` pairs, counted over the experts in their order, each expert's last tile being what is
+// left of its pairs; a count of 0 behind the last tile. Every simdgroup finds it for itself: that costs no barrier.
 inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, uint lane) {
     ExpertTile found;
     found.expert = 0;
@@ -51,12 +51,13 @@ inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, u
 }
 
 // Contract. input [rows, COLUMNS] bfloat, or [pairs, COLUMNS] with PAIRS_A_ROW = 1, COLUMNS a multiple of 64; grouping:
-// EXPERTS + 1 offsets and then the pairs, those of an expert together; weight and up [EXPERTS, OUTPUTS, COLUMNS] of 4 or 8
-// bits, each weight rounded to bfloat; output [pairs, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in float
-// and rounded once to its type. A pair's result does not depend on the others of its expert.
-// Threadgroups of Tile::THREADS, one a tile of Tile::ROWS pairs of an expert. Grid: output tiles (of 64, or 32 with up);
-// the most row tiles that there can be, pairs / ROWS + EXPERTS, those behind the last leaving at once. Outputs come first:
-// most experts have one row tile, and its threadgroups share the gathered rows and stream the expert once.
+// EXPERTS + 1 offsets and then the pairs, those of an expert together; weight and up [EXPERTS, OUTPUTS, COLUMNS] of 4
+// or 8 bits, each weight rounded to bfloat; output [pairs, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated
+// in float and rounded once to its type. A pair's result does not depend on the others of its expert.
+// Threadgroups of Tile::THREADS, one a tile of Tile::ROWS pairs of an expert. Grid: output tiles (of 64, or 32 with
+// up); the most row tiles that there can be, pairs / ROWS + min(EXPERTS, pairs), those behind the last leaving at once.
+// Outputs come first: most experts have one row tile, and its threadgroups share the gathered rows and stream the
+// expert once.
 template <class Tile>
 [[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void TILE_EXPERTS(
     device const uchar* input [[buffer(0)]],

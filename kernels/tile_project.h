@@ -1,6 +1,7 @@
-// Dense products of many rows, for tiles of any type. One kernel computes up to four outputs from one input; one of them
-// may be a gated pair. Constants and buffers are those of `project` in vector.metal, which has a norm besides. The file that
-// includes this defines TILE_PROJECT, the kernel's name: the host knows kernels of different files by different names.
+// Dense products of many rows, for tiles of any type. One kernel computes up to four outputs from one input; one of
+// them may be a gated pair. Constants and buffers are those of `project` in vector.metal, which has a norm besides. The
+// file that includes this defines TILE_PROJECT, the kernel's name: the host knows kernels of different files by
+// different names.
 #pragma once
 #include "tile.h"
 
@@ -32,9 +33,9 @@ inline uint output_tiles(uint outputs, bool gated) {
     return (outputs + width - 1) / width;
 }
 
-// Contract. input [rows, COLUMNS] bfloat, COLUMNS a multiple of 64; weight_i and up [OUTPUTS_i, COLUMNS] of 4 or 8 bits, each
-// weight rounded to bfloat; output_i [rows, OUTPUTS_i] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in float and
-// rounded once to its type; residual [rows, OUTPUTS_0] f32, added to output 0 before rounding.
+// Contract. input [rows, COLUMNS] bfloat, COLUMNS a multiple of 64; weight_i and up [OUTPUTS_i, COLUMNS] of 4 or 8
+// bits, each weight rounded to bfloat; output_i [rows, OUTPUTS_i] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in
+// float and rounded once to its type; residual [rows, OUTPUTS_0] f32, added to output 0 before rounding.
 // Threadgroups of Tile::THREADS, one a tile of Tile::ROWS rows. Grid: row tiles, output tiles of all outputs: the row
 // tiles that share weights run together, and read them from memory once.
 template <class Tile>

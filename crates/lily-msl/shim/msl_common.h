@@ -1,5 +1,5 @@
 // The library of the Metal Shading Language, as far as kernels use it, written on a few primitives of the backend:
-// msl_shfl, msl_reduce, msl_prefix, msl_ballot and the functions of one float (msl_exp and so on).
+// msl_shfl and its kin, msl_reduce, msl_prefix, msl_ballot, the functions of one float (msl_exp and so on) and of bits.
 #pragma once
 #define M_LOG2E_F 1.44269504f
 #define M_LN2_F 0.693147181f
@@ -42,10 +42,7 @@ template <class T, class U> MSL_FN T as_type(const U& u) {
 MSL_F1(exp)
 MSL_F1(exp2) MSL_F1(log) MSL_F1(log2) MSL_F1(log10) MSL_F1(sqrt) MSL_F1(sin) MSL_F1(cos) MSL_F1(tan) MSL_F1(tanh)
     MSL_F1(sinh) MSL_F1(cosh) MSL_F1(asin) MSL_F1(acos) MSL_F1(atan) MSL_F1(floor) MSL_F1(ceil) MSL_F1(rint)
-        MSL_F1(trunc) MSL_F1(round) MSL_F1(fabs) MSL_FN float msl_rsqrt(float x) {
-  return 1.0f / msl_sqrt(x);
-}
-MSL_F1(rsqrt)
+        MSL_F1(trunc) MSL_F1(round) MSL_F1(fabs) MSL_F1(rsqrt)
 MSL_FN int abs(int x) { return x < 0 ? -x : x; }
 MSL_F1N(abs, msl_fabs)
 namespace precise {
@@ -59,7 +56,30 @@ using metal::sin;
 using metal::sqrt;
 using metal::tanh;
 }  // namespace precise
+#ifdef MSL_HAS_FAST
+#define MSL_FAST(name)                                                       \
+  MSL_FN float name(float x) { return msl_fast_##name(x); }                  \
+  MSL_FN half name(half x) { return half(msl_fast_##name((float)x)); }       \
+  MSL_FN bfloat name(bfloat x) { return bfloat(msl_fast_##name((float)x)); } \
+  template <class T, int N> MSL_FN vec<T, N> name(vec<T, N> x) {             \
+    vec<T, N> r;                                                             \
+    for (int i = 0; i < N; ++i) r.v[i] = T(msl_fast_##name((float)x.v[i]));  \
+    return r;                                                                \
+  }
+namespace fast {
+MSL_FAST(exp)
+MSL_FAST(exp2)
+MSL_FAST(log)
+MSL_FAST(log2)
+MSL_FAST(sin)
+MSL_FAST(cos)
+using metal::rsqrt;
+using metal::sqrt;
+using metal::tanh;
+}  // namespace fast
+#else
 namespace fast = precise;
+#endif
 MSL_FN bool isnan(float x) { return msl_isnan(x); }
 MSL_FN bool isinf(float x) { return msl_isinf(x); }
 MSL_FN float pow(float a, float b) { return msl_pow(a, b); }
@@ -124,21 +144,9 @@ template <int N> MSL_FN bool all(vec<bool, N> a) {
   for (int i = 0; i < N; ++i) r &= a.v[i];
   return r;
 }
-MSL_FN unsigned popcount(unsigned x) {
-  unsigned c = 0;
-  for (; x; x &= x - 1) ++c;
-  return c;
-}
-MSL_FN unsigned clz(unsigned x) {
-  unsigned c = 0;
-  while (c < 32 && !(x >> (31 - c) & 1)) ++c;
-  return c;
-}
-MSL_FN unsigned ctz(unsigned x) {
-  unsigned c = 0;
-  while (c < 32 && !(x >> c & 1)) ++c;
-  return c;
-}
+MSL_FN unsigned popcount(unsigned x) { return msl_popcount(x); }
+MSL_FN unsigned clz(unsigned x) { return msl_clz(x); }
+MSL_FN unsigned ctz(unsigned x) { return x ? msl_clz(msl_reverse_bits(x)) : 32; }
 MSL_FN unsigned extract_bits(unsigned x, unsigned o, unsigned n) {
   return n >= 32 ? x >> o : (x >> o) & ((1u << n) - 1);
 }
@@ -146,11 +154,7 @@ MSL_FN unsigned insert_bits(unsigned base, unsigned x, unsigned o, unsigned n) {
   unsigned m = (n >= 32 ? ~0u : (1u << n) - 1) << o;
   return (base & ~m) | ((x << o) & m);
 }
-MSL_FN unsigned reverse_bits(unsigned x) {
-  unsigned r = 0;
-  for (int i = 0; i < 32; ++i) r |= (x >> i & 1) << (31 - i);
-  return r;
-}
+MSL_FN unsigned reverse_bits(unsigned x) { return msl_reverse_bits(x); }
 MSL_FN unsigned rotate(unsigned x, unsigned n) {
   n &= 31;
   return n ? x << n | x >> (32 - n) : x;
@@ -192,16 +196,10 @@ template <class T> MSL_FN T simd_prefix_inclusive_sum(T v MSL_LINE_ARG) { return
 template <class T> MSL_FN T simd_shuffle(T v, ushort l MSL_LINE_ARG) { return msl_shfl(v, l, line); }
 template <class T> MSL_FN T simd_broadcast(T v, ushort l MSL_LINE_ARG) { return msl_shfl(v, l, line); }
 template <class T> MSL_FN T simd_broadcast_first(T v MSL_LINE_ARG) { return msl_shfl(v, msl_first_lane(), line); }
-template <class T> MSL_FN T simd_shuffle_xor(T v, ushort m MSL_LINE_ARG) { return msl_shfl(v, msl_lane() ^ m, line); }
+template <class T> MSL_FN T simd_shuffle_xor(T v, ushort m MSL_LINE_ARG) { return msl_shfl_xor(v, m, line); }
 // Lanes out of range are undefined on the GPU; here they get their own value.
-template <class T> MSL_FN T simd_shuffle_down(T v, ushort d MSL_LINE_ARG) {
-  unsigned s = msl_lane() + d;
-  return msl_shfl(v, s > 31 ? msl_lane() : s, line);
-}
-template <class T> MSL_FN T simd_shuffle_up(T v, ushort d MSL_LINE_ARG) {
-  unsigned l = msl_lane();
-  return msl_shfl(v, l < d ? l : l - d, line);
-}
+template <class T> MSL_FN T simd_shuffle_down(T v, ushort d MSL_LINE_ARG) { return msl_shfl_down(v, d, line); }
+template <class T> MSL_FN T simd_shuffle_up(T v, ushort d MSL_LINE_ARG) { return msl_shfl_up(v, d, line); }
 MSL_FN bool simd_any(bool b MSL_LINE_ARG) { return msl_ballot(b, line) != 0; }
 MSL_FN bool simd_all(bool b MSL_LINE_ARG) { return msl_ballot(!b, line) == 0; }
 struct simd_vote {
@@ -214,6 +212,11 @@ MSL_FN simd_vote simd_active_threads_mask(MSL_LINE_ARG0) { return simd_vote{(uns
 MSL_FN bool simd_is_first() { return msl_lane() == msl_first_lane(); }
 
 // ---- Matrices of 8x8: two elements a lane, laid out as Apple GPUs lay them out.
+#ifdef MSL_CUDA
+}  // namespace metal
+#include "msl_cuda_matrix.h"
+namespace metal {
+#else
 MSL_FN unsigned msl_mrow() {
   unsigned l = msl_lane(), q = l / 4;
   return (q & 4) + (l / 2) % 4;
@@ -235,18 +238,21 @@ template <class T, int R = 8, int C = 8> struct simdgroup_matrix {
   }
   MSL_FN vec<T, 2>& thread_elements() { return e; }
 };
-using simdgroup_float8x8 = simdgroup_matrix<float>;
-using simdgroup_half8x8 = simdgroup_matrix<half>;
-using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat>;
 template <class T, int R, int C> MSL_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v) {
   simdgroup_matrix<T, R, C> m;
   m.e = vec<T, 2>(v);
   return m;
 }
+// A lane's two elements are one access on GPUs.
+template <class T> MSL_FN void msl_check_rows(const char* what, const T* p, ulong stride) {
+  if (sizeof(T) == 2 && (((size_t)p | stride * 2) & 3))
+    msl::fail(msl::MISALIGNED, "%s: rows of 16-bit elements begin at odd elements", what);
+}
 template <class T, class U> MSL_FN void simdgroup_load(simdgroup_matrix<T>& m, const U* p, ulong stride = 8,
                                                        vec<ulong, 2> org = vec<ulong, 2>(0), bool tr = false) {
   static_assert(msl_same<T, U>::v, "simdgroup_load: element types differ");
   p += org.v[1] * stride + org.v[0];
+  msl_check_rows("simdgroup_load", p, stride);
   for (int i = 0; i < 2; ++i) {
     unsigned r = msl_mrow(), c = msl_mcol() + i;
     m.e.v[i] = tr ? p[c * stride + r] : p[r * stride + c];
@@ -256,6 +262,7 @@ template <class T, class U> MSL_FN void simdgroup_store(simdgroup_matrix<T> m, U
                                                         vec<ulong, 2> org = vec<ulong, 2>(0), bool tr = false) {
   static_assert(msl_same<T, U>::v, "simdgroup_store: element types differ");
   p += org.v[1] * stride + org.v[0];
+  msl_check_rows("simdgroup_store", p, stride);
   for (int i = 0; i < 2; ++i) {
     unsigned r = msl_mrow(), c = msl_mcol() + i;
     if (tr)
@@ -264,7 +271,6 @@ template <class T, class U> MSL_FN void simdgroup_store(simdgroup_matrix<T> m, U
       p[r * stride + c] = m.e.v[i];
   }
 }
-#ifdef MSL_CPU
 template <class D, class A, class B, class Cc>
 MSL_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D>& d, simdgroup_matrix<A> a, simdgroup_matrix<B> b,
                                           simdgroup_matrix<Cc> c MSL_LINE_ARG) {
@@ -299,23 +305,10 @@ MSL_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D>& d, simdgroup_matr
   d.e.v[0] = D(o[0]);
   d.e.v[1] = D(o[1]);
 }
-#else
-template <class D, class A, class B, class Cc>
-MSL_FN void simdgroup_multiply_accumulate(simdgroup_matrix<D>& d, simdgroup_matrix<A> a, simdgroup_matrix<B> b,
-                                          simdgroup_matrix<Cc> c) {
-  float a0 = (float)a.e.v[0], a1 = (float)a.e.v[1], b0 = (float)b.e.v[0], b1 = (float)b.e.v[1], o0 = (float)c.e.v[0],
-        o1 = (float)c.e.v[1];
-  unsigned r = msl_mrow(), c0 = msl_mcol();
-  for (unsigned k = 0; k < 8; ++k) {
-    float x0 = msl_shfl(a0, msl_mlane(r, k & ~1u), 0), x1 = msl_shfl(a1, msl_mlane(r, k & ~1u), 0), x = k & 1 ? x1 : x0;
-    float y0 = msl_shfl(b0, msl_mlane(k, c0), 0), y1 = msl_shfl(b1, msl_mlane(k, c0), 0);
-    o0 = msl_fma(x, y0, o0);
-    o1 = msl_fma(x, y1, o1);
-  }
-  d.e.v[0] = D(o0);
-  d.e.v[1] = D(o1);
-}
 #endif
+using simdgroup_float8x8 = simdgroup_matrix<float>;
+using simdgroup_half8x8 = simdgroup_matrix<half>;
+using simdgroup_bfloat8x8 = simdgroup_matrix<bfloat>;
 template <class D, class A, class B>
 MSL_FN void simdgroup_multiply(simdgroup_matrix<D>& d, simdgroup_matrix<A> a, simdgroup_matrix<B> b) {
   simdgroup_multiply_accumulate(d, a, b, make_filled_simdgroup_matrix<D, 8, 8>(D(0.f)));

@@ -38,14 +38,16 @@ struct MslDispatch {
 struct MslTraffic {
   uint64_t read_bytes, written_bytes, read_lines, written_lines, read_accesses, written_accesses;
 };
+// Buffers from index MSL_BUFFERS on are no parameters: kernels reach them by addresses that other buffers hold. They are
+// counted together.
 enum { MSL_BUFFERS = 31 };
 struct MslReport {
   uint64_t switches, threadgroup_barriers, simdgroup_barriers, simdgroup_operations;
-  MslTraffic buffers[MSL_BUFFERS];
+  MslTraffic buffers[MSL_BUFFERS + 1];
   uint64_t threadgroup_read_bytes, threadgroup_written_bytes, threadgroup_accesses, bank_conflicts;
   // A fault: its kind, who met it, the address of the code (relative to the library) if an access did.
   uint64_t code_offset;
-  uint32_t fault, threadgroup[3], thread, pad;
+  uint32_t fault, threadgroup[3], thread, partial_simdgroup_operations;
   char message[1024];
 };
 }
@@ -250,6 +252,17 @@ template <class T> MSL_NOSAN inline T msl_shfl(T v, unsigned src, msl::Site site
   memcpy(&r, s.slot[g & 1][src & 31], sizeof(T));
   return r;
 }
+template <class T> MSL_NOSAN inline T msl_shfl_xor(T v, unsigned mask, msl::Site site) {
+  return msl_shfl(v, msl::lane_id() ^ mask, site);
+}
+template <class T> MSL_NOSAN inline T msl_shfl_down(T v, unsigned distance, msl::Site site) {
+  unsigned lane = msl::lane_id(), src = lane + distance;
+  return msl_shfl(v, src > 31 ? lane : src, site);
+}
+template <class T> MSL_NOSAN inline T msl_shfl_up(T v, unsigned distance, msl::Site site) {
+  unsigned lane = msl::lane_id();
+  return msl_shfl(v, lane < distance ? lane : lane - distance, site);
+}
 // A tree over the 32 slots (lanes that are gone hold the identity), computed once by the first lane to resume.
 template <class T, class F> MSL_NOSAN inline T msl_reduce(T v, T id, F f, const char* what, msl::Site site) {
   static_assert(sizeof(T) <= 32, "at most 32 bytes a lane");
@@ -277,13 +290,18 @@ template <class T> MSL_NOSAN inline T msl_prefix(T v, bool inclusive, msl::Site 
   memcpy(s.slot[s.gen & 1][msl::lane_id()], &v, sizeof(T));
   unsigned g = msl::simd_sync("a simd prefix sum", site);
   if (s.res_gen != g) {
-    T sum = T(0);
+    // Each lane adds the one 1 below it, then 2, 4, 8 and 16: the order in which lanes do it side by side.
+    T t[32];
+    for (int i = 0; i < 32; ++i)
+      if (s.alive >> i & 1)
+        memcpy(&t[i], s.slot[g & 1][i], sizeof(T));
+      else
+        t[i] = T(0);
+    for (int o = 1; o < 32; o *= 2)
+      for (int i = 31; i >= o; --i) t[i] = T(t[i] + t[i - o]);
     for (int i = 0; i < 32; ++i) {
-      T x = T(0);
-      if (s.alive >> i & 1) memcpy(&x, s.slot[g & 1][i], sizeof(T));
-      if (!inclusive) memcpy(s.res[i], &sum, sizeof(T));
-      sum = T(sum + x);
-      if (inclusive) memcpy(s.res[i], &sum, sizeof(T));
+      T sum = inclusive ? t[i] : i ? t[i - 1] : T(0);
+      memcpy(s.res[i], &sum, sizeof(T));
     }
     s.res_gen = g;
   }
@@ -362,6 +380,14 @@ MSL_M(exp2) MSL_M(log) MSL_M(log2) MSL_M(sqrt) MSL_M(sin) MSL_M(cos) MSL_M(tan) 
 #undef MSL_M
             MSL_NOSAN inline float msl_pow(float a, float b) {
   return std::pow(a, b);
+}
+MSL_NOSAN inline float msl_rsqrt(float x) { return 1.0f / std::sqrt(x); }
+MSL_NOSAN inline unsigned msl_popcount(unsigned x) { return __builtin_popcount(x); }
+MSL_NOSAN inline unsigned msl_clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
+MSL_NOSAN inline unsigned msl_reverse_bits(unsigned x) {
+  unsigned r = 0;
+  for (int i = 0; i < 32; ++i) r |= (x >> i & 1) << (31 - i);
+  return r;
 }
 MSL_NOSAN inline float msl_fma(float a, float b, float c) { return std::fma(a, b, c); }
 MSL_NOSAN inline float msl_fmod(float a, float b) { return std::fmod(a, b); }

@@ -183,7 +183,14 @@ static void block(State why) {
   go(l, pick(l));
   l->state = RUNNING;
 }
+// All lanes that live have come: by the last one's coming, or by its return.
 static void release(Sg& s, int i) {
+  if (strcmp(C->lane[s.first + __builtin_ctz(s.alive)].what, "simdgroup_barrier")) {
+    C->report->simdgroup_operations++;
+    C->report->partial_simdgroup_operations += s.alive != ~0u;
+  } else {
+    C->report->simdgroup_barriers++;
+  }
 #ifdef MSL_RACE
   race_flush(i);
 #endif
@@ -207,10 +214,6 @@ u32 simd_sync(const char* what, Site site) {
     block(AT_SIMD);
     return g;
   }
-  if (strcmp(what, "simdgroup_barrier"))
-    C->report->simdgroup_operations++;
-  else
-    C->report->simdgroup_barriers++;
   release(s, l->sgi);
   reshuffle(l);
   return g;

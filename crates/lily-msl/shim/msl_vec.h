@@ -150,11 +150,18 @@ MSL_FN void msl_copy2(void* d, const void* s) { *(msl_w2*)d = *(const msl_w2*)s;
     static_assert(sizeof(vec) == 2, "no vector has another size"); \
     msl_copy2(this, &o);                                           \
   }
+#ifdef MSL_CUDA
+#define MSL_VCOPY_CONSTRUCTOR vec(const vec&) = default;
+#else
+#define MSL_VCOPY_CONSTRUCTOR \
+  MSL_FN vec(const vec& o) { MSL_VCOPY }
+#endif
 #define MSL_VCOMMON(SLOTS)                                                                                         \
   static constexpr int n = SLOTS;                                                                                  \
   using elem = T;                                                                                                  \
   vec() = default;                                                                                                 \
-  MSL_FN vec(const vec& o){MSL_VCOPY} MSL_FN vec& operator=(const vec& o) { MSL_VCOPY return *this; }              \
+  MSL_VCOPY_CONSTRUCTOR                                                                                            \
+  MSL_FN vec& operator=(const vec& o) { MSL_VCOPY return *this; }                                                  \
   MSL_FN vec(T s) {                                                                                                \
     for (int i = 0; i < n; ++i) v[i] = s;                                                                          \
   }                                                                                                                \

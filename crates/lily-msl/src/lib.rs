@@ -31,16 +31,22 @@
 
 mod arguments;
 mod compiler;
+mod cubin;
+pub mod cuda;
 mod emulator;
 mod lexer;
 mod library;
 mod mutation;
 mod native;
+pub mod nvrtc;
 mod preprocess;
 mod report;
 mod signature;
 mod strict;
 mod translate;
+
+pub use cubin::KernelResources;
+pub use cuda::source as cuda_source;
 
 pub use arguments::{
     Argument, Constant, ConstantValue, LINE_BYTES, Launch, Schedule, SharedBuffer,

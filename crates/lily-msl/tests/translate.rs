@@ -126,7 +126,9 @@ fn each_target_has_its_own_words() {
     assert!(!emulated.contains("device const"));
     let cuda = translate(DEMO, "demo.metal", Target::Cuda).unwrap().code;
     assert!(
-        cuda.contains("extern \"C\" __global__ void hist_scan(const uint* keys_"),
+        cuda.contains(
+            "extern \"C\" __global__ void hist_scan(\nconst uint* __restrict__ keys_,\natomic_uint* total_,"
+        ),
         "{cuda}"
     );
     assert!(cuda.contains("#pragma unroll"));
@@ -262,5 +264,53 @@ fn instantiations_and_names_are_checked() {
     assert_rejected(
         "kernel uint k(device float* o [[buffer(0)]]) { return 0; }",
         "a kernel returns void",
+    );
+}
+
+fn cuda(source: &str) -> String {
+    let source = format!("using namespace metal;\n{source}\n");
+    translate(&source, "test.metal", Target::Cuda).unwrap().code
+}
+
+#[test]
+fn entries_for_cuda_take_what_a_host_can_give() {
+    let code = cuda(
+        "struct P { uint n; };\ntemplate <int N> [[max_total_threads_per_threadgroup(N * 32)]] kernel void k(\n\
+         device float* y [[buffer(1)]], threadgroup float* late [[threadgroup(2)]], constant P& p [[buffer(0)]],\n\
+         threadgroup half* early [[threadgroup(1)]], constant float* x [[buffer(4)]], uint i [[thread_index_in_threadgroup]])\n\
+         { y[i] = x[i] * p.n; }\ntemplate [[host_name(\"k_4\")]] kernel decltype(k<4>) k<4>;",
+    );
+    let entry = &code[code.find("#line 1 \"entries\"").unwrap()..];
+    let expected = "#line 1 \"entries\"\n#if !defined(MSL_ONLY) || defined(MSL_ONLY_k_4)\n\
+        extern \"C\" __global__ void __launch_bounds__(4 * 32) k_4(\n\
+        float* y_,\n\
+        #if (MSL_BY_VALUE) >> 0 & 1\nconst __grid_constant__ P p_\n#else\nconst P* __restrict__ p_\n#endif\n,\n\
+        float* __restrict__ x_,\n\
+        unsigned msl_offset_2) { k_msl<4>(y_, (float*)msl_dynamic_memory(msl_offset_2), \
+        msl_referred<((MSL_BY_VALUE) >> 0 & 1) != 0>::of(p_), (half*)msl_dynamic_memory(0), x_, \
+        msl_bi<uint>(msl_bi_thread_index_in_threadgroup())); }\n#endif\n}\n";
+    assert_eq!(entry, expected);
+}
+
+#[test]
+fn matrices_that_are_taken_apart_keep_apples_layout_on_cuda() {
+    let whole = cuda("kernel void k(device float* o [[buffer(0)]]) { simdgroup_float8x8 m; }");
+    assert!(!whole.contains("MSL_APPLE_LAYOUT"));
+    let apart = cuda(
+        "inline float2 part(thread simdgroup_float8x8& m) { return m.thread_elements(); }\n\
+         kernel void k(device float* o [[buffer(0)]]) { simdgroup_float8x8 m; o[0] = part(m).x; }",
+    );
+    assert!(apart.starts_with("#define MSL_APPLE_LAYOUT 1\n"));
+}
+
+#[test]
+fn cuda_finds_kernels_by_names_of_functions() {
+    let source = "template <int N> kernel void k(device float* o [[buffer(0)]]) {}\n\
+        template [[host_name(\"k-1\")]] kernel decltype(k<1>) k<1>;\n";
+    assert!(translate(source, "test.metal", Target::Emulated).is_ok());
+    let error = translate(source, "test.metal", Target::Cuda).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "test.metal:2: error: kernel name \"k-1\" is no identifier"
     );
 }

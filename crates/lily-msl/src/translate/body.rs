@@ -2,6 +2,7 @@
 
 use crate::lexer::{Kind, Token};
 
+use super::registers::close_index;
 use super::tokens::{
     concat, is_address_space, line_structure, matching, significant, skip, spaced, split_commas,
 };
@@ -59,6 +60,9 @@ impl Translator {
                 continue;
             }
             if token.kind == Kind::Word {
+                if self.target == Target::Cuda && self.is_short_loop(all, at, &out) {
+                    out.push(Token::raw("_Pragma(\"unroll\") "));
+                }
                 if let Some((words, end)) = self.special_word(all, at, &out) {
                     out.extend(words);
                     at = end;
@@ -71,6 +75,11 @@ impl Translator {
                     at += 1;
                     continue;
                 }
+            }
+            if self.target == Target::Cuda && token.text == "]" {
+                close_index(&mut out, token, &all[at + 1..]);
+                at += 1;
+                continue;
             }
             let mut token = token.clone();
             token.text = self.name(&token.text);
@@ -188,7 +197,10 @@ impl Translator {
                 Target::Emulated => format!(
                     "{type_name} (&{name}){dimensions} = *({type_name} (*){dimensions})msl::tg_static({slot}, sizeof({type_name}{dimensions})); "
                 ),
-                Target::Cuda => format!("__shared__ {type_name} {name}{dimensions}; "),
+                // As aligned as the emulator has it: kernels read arrays of scalars as vectors.
+                Target::Cuda => {
+                    format!("__shared__ __align__(16) {type_name} {name}{dimensions}; ")
+                }
                 Target::Strict if scalar => {
                     format!(
                         "__local {type_name}& {name} = *(__local {type_name}*)msl_threadgroup; "

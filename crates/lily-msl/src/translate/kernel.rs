@@ -36,6 +36,8 @@ pub(super) struct Kernel {
     /// Template parameters as text and by name; empty if the kernel is not a template.
     pub template_parameters: Vec<String>,
     pub template_names: Vec<String>,
+    /// The most threads of a threadgroup, as it is written.
+    pub max_threads: Option<String>,
 }
 
 /// How a parameter gets its value.
@@ -51,10 +53,34 @@ pub(super) struct Parameter {
     /// Without address space.
     pub type_name: String,
     pub binding: Binding,
+    /// Whether nothing can write through the parameter.
+    pub read_only: bool,
     space: Option<String>,
-    read_only: bool,
     is_tensor: bool,
     condition: Option<String>,
+}
+
+impl Parameter {
+    /// Whether it is in `constant` memory.
+    pub fn is_constant(&self) -> bool {
+        self.space.as_deref() == Some("constant")
+    }
+}
+
+impl Kernel {
+    /// Indices of the parameters in threadgroup memory, lowest first.
+    pub fn threadgroup_indices(&self) -> Vec<u32> {
+        let mut indices: Vec<_> = self
+            .parameters
+            .iter()
+            .filter_map(|parameter| match parameter.binding {
+                Binding::Threadgroup(index) => Some(index),
+                Binding::Buffer(_) | Binding::Builtin(_) => None,
+            })
+            .collect();
+        indices.sort_unstable();
+        indices
+    }
 }
 
 /// A parameter before its attributes are judged.
@@ -85,6 +111,7 @@ impl Translator {
                 .map(|p| spaced(p))
                 .collect();
         }
+        let max_threads = self.max_threads(&head)?;
         let template_names: Vec<String> = template_parameters
             .iter()
             .map(|parameter: &String| {
@@ -113,7 +140,12 @@ impl Translator {
             let list = template_parameters.join(", ");
             out.push(Token::raw(format!("template <{list}> ")));
         }
-        out.push(Token::raw(format!("static inline void {name}(")));
+        let declared = match self.target {
+            // The entry has the kernel's name.
+            Target::Cuda => format!("static __forceinline__ void {name}_msl("),
+            Target::Emulated | Target::Strict => format!("static inline void {name}("),
+        };
+        out.push(Token::raw(declared));
         for (position, parameter) in written.iter().enumerate() {
             if position > 0 {
                 out.push(Token::raw(","));
@@ -127,12 +159,23 @@ impl Translator {
             parameters,
             template_parameters,
             template_names,
+            max_threads,
         };
         if self.target == Target::Emulated {
             out.push(Token::raw(super::emit::emulated_entry(&name, &kernel)));
         }
         self.kernels.insert(name, kernel);
         Ok(out)
+    }
+
+    /// The value of `max_total_threads_per_threadgroup`.
+    fn max_threads(&self, head: &[Token]) -> Result<Option<String>, super::Rejection> {
+        let attribute = |token: &Token| token.text == "max_total_threads_per_threadgroup";
+        let Some(at) = head[..head.len() - 1].iter().position(attribute) else {
+            return Ok(None);
+        };
+        let close = self.close(head, at + 1, "(", ")")?;
+        Ok(Some(spaced(&head[at + 2..close])))
     }
 
     /// Reads a kernel's parameters and rejects what cannot be bound.

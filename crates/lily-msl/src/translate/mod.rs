@@ -5,6 +5,7 @@
 mod body;
 mod emit;
 mod kernel;
+mod registers;
 mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,6 +91,7 @@ pub fn translate_sources(
         type_names: BTreeSet::new(),
         uses: BTreeMap::new(),
         next_slot: 0,
+        numbers: BTreeMap::new(),
         rejections: Vec::new(),
     };
     if target == Target::Strict {
@@ -107,6 +109,25 @@ pub fn translate_sources(
         code: translator.emit(&concat(&out)),
         kernels: translator.signatures(),
     })
+}
+
+/// What comes before the parameters. Attributes may have parentheses of their own.
+fn head_of(all: &[Token]) -> &[Token] {
+    let mut depth = 0;
+    for (at, token) in all.iter().enumerate() {
+        match token.text.as_str() {
+            "[[" => depth += 1,
+            "]]" => depth -= 1,
+            "(" if depth == 0 => return &all[..at],
+            _ => {}
+        }
+    }
+    all
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// A kernel under the name that a host uses.
@@ -132,6 +153,8 @@ struct Translator {
     /// For each declaration at the top level, the words in it.
     uses: BTreeMap<String, BTreeSet<String>>,
     next_slot: u32,
+    /// Constants that are written as whole numbers.
+    numbers: BTreeMap<String, u32>,
     rejections: Vec<Rejection>,
 }
 
@@ -177,20 +200,28 @@ impl Translator {
         }
     }
 
-    /// Host names must be told apart.
+    /// Host names must be told apart, and be names.
     fn check_names(&mut self) {
         let mut seen = BTreeSet::new();
-        let mut twice = Vec::new();
+        let mut bad = Vec::new();
         for instance in &self.instances {
             if !seen.insert(&instance.host_name) {
-                twice.push(Rejection {
+                bad.push(Rejection {
                     file: self.files[instance.file].clone(),
                     line: instance.line,
                     message: format!("two kernels named {}", instance.host_name),
                 });
             }
+            // The driver finds a kernel by the name of a C function.
+            if self.target == Target::Cuda && !is_identifier(&instance.host_name) {
+                bad.push(Rejection {
+                    file: self.files[instance.file].clone(),
+                    line: instance.line,
+                    message: format!("kernel name {:?} is no identifier", instance.host_name),
+                });
+            }
         }
-        self.rejections.extend(twice);
+        self.rejections.extend(bad);
     }
 
     /// Walks the declarations of a file, stepping into namespaces.
@@ -309,7 +340,7 @@ impl Translator {
     fn declaration(&mut self, declaration: &[Token]) -> Run {
         let all = significant(declaration);
         let position = |text: &str| all.iter().position(|token| token.text == text);
-        let head = &all[..position("(").unwrap_or(all.len())];
+        let head = head_of(&all);
         let first = all[0].text.as_str();
         if first == "using" && position("namespace").is_some() {
             return Ok(self.body(declaration, false));
@@ -398,13 +429,10 @@ impl Translator {
             let type_name = type_text(&kept);
             let value = spaced(&self.body(value, false));
             let line = all[0].line;
-            let text = match self.target {
-                Target::Cuda => format!("constexpr {type_name} {name} = {value};"),
-                // The value is known only once the constants are set, so each use computes it.
-                _ => format!(
-                    "\nstatic inline {type_name} {name}_fn() {{ return {value}; }}\n#define {name} ({name}_fn())\n#line {line}\n"
-                ),
-            };
+            // The value is known only once the constants are set, so each use computes it.
+            let text = format!(
+                "\nstatic inline {type_name} {name}_fn() {{ return {value}; }}\n#define {name} ({name}_fn())\n#line {line}\n"
+            );
             let mut out = vec![Token::raw(text)];
             out.extend(line_structure(declaration));
             return out;
@@ -417,6 +445,11 @@ impl Translator {
                 .collect()
         };
         let array = name == "]";
+        if let [number] = value
+            && let Ok(number) = number.text.trim_end_matches(['u', 'U']).parse()
+        {
+            self.numbers.insert(name.clone(), number);
+        }
         let is_constexpr = all.iter().any(|token| token.text == "constexpr");
         let prefix = match self.target {
             Target::Strict => return self.body(declaration, false),

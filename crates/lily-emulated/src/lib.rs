@@ -248,7 +248,7 @@ impl Gpu for Emulated {
         })
     }
 
-    fn submit(&mut self, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+    fn submit(&mut self, _key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
         for dispatch in stages.iter().flatten() {
             if self.fault.is_some() {
                 break;

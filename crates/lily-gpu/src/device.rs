@@ -8,8 +8,8 @@ use crate::switches::Switches;
 use crate::weights::{self, Weights};
 use lily_checkpoint::{Checkpoint, ModelConfig};
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Outcome, Phase,
-    Plan, Precision, ScratchId, SessionBytes, SessionState,
+    Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Observer,
+    Outcome, Phase, Placement, Plan, Precision, ScratchId, SessionBytes, SessionState,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
@@ -29,9 +29,11 @@ pub struct GpuDevice<G: Gpu> {
     layouts: [Arc<StateLayout>; 2],
     frequencies: G::Buffer,
     arena: Option<(G::Buffer, usize)>,
-    launch: Option<(G::Buffer, usize)>,
+    launch_table: Option<(G::Buffer, usize)>,
     pipelines: HashMap<PipelineKey, G::Pipeline>,
     recordings: RecordingCache,
+    /// The last key that was given.
+    keys: u64,
     options: GpuOptions,
 }
 
@@ -40,21 +42,45 @@ type PipelineKey = (&'static str, Vec<(u32, u32)>);
 
 /// Recordings of the plans run lately.
 #[derive(Default)]
-struct RecordingCache(VecDeque<(Weak<Plan>, Arc<Recording>)>);
+struct RecordingCache(VecDeque<(Weak<Plan>, Kept)>);
+
+/// A recording and the key that its submission is kept under.
+#[derive(Clone)]
+struct Kept {
+    recording: Arc<Recording>,
+    key: u64,
+}
 
 impl RecordingCache {
     const ENTRIES: usize = 16;
 
-    fn find(&mut self, plan: &Arc<Plan>) -> Option<Arc<Recording>> {
-        self.0.retain(|(known, _)| known.strong_count() > 0);
+    /// The plan's recording. Keys of recordings that are no longer kept go to `forgotten`.
+    fn find(&mut self, plan: &Arc<Plan>, forgotten: &mut Vec<u64>) -> Option<Kept> {
+        self.0.retain(|(known, kept)| {
+            let alive = known.strong_count() > 0;
+            if !alive {
+                forgotten.push(kept.key);
+            }
+            alive
+        });
         let same = |known: &Weak<Plan>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(plan));
         let found = self.0.iter().find(|(known, _)| same(known))?;
         Some(found.1.clone())
     }
 
-    fn keep(&mut self, plan: &Arc<Plan>, recording: &Arc<Recording>) {
-        self.0.push_front((Arc::downgrade(plan), recording.clone()));
-        self.0.truncate(Self::ENTRIES);
+    fn keep(&mut self, plan: &Arc<Plan>, kept: &Kept, forgotten: &mut Vec<u64>) {
+        self.0.push_front((Arc::downgrade(plan), kept.clone()));
+        let more = self.0.len().min(Self::ENTRIES);
+        forgotten.extend(self.0.drain(more..).map(|(_, kept)| kept.key));
+    }
+
+    /// Nothing submitted before may come again: its buffers are gone.
+    fn renew(&mut self, keys: &mut u64, forgotten: &mut Vec<u64>) {
+        for (_, kept) in &mut self.0 {
+            forgotten.push(kept.key);
+            *keys += 1;
+            kept.key = *keys;
+        }
     }
 }
 
@@ -90,9 +116,10 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             layouts,
             frequencies,
             arena: None,
-            launch: None,
+            launch_table: None,
             pipelines: HashMap::new(),
             recordings: RecordingCache::default(),
+            keys: 0,
             options,
         })
     }
@@ -116,20 +143,21 @@ impl<G: Gpu + 'static> GpuDevice<G> {
 
     /// The plan's dispatches: what [`Device::execute`] runs.
     pub fn recording(&mut self, plan: &Arc<Plan>) -> Result<Arc<Recording>, DeviceError> {
-        if let Some(recording) = self.recordings.find(plan) {
-            return Ok(recording);
-        }
-        let layout = self.layout(plan.class.precision).clone();
-        let device = lock(&self.gpu).describe().device;
-        let recording = record::record(plan, &layout, &self.options.switches, device)?;
-        let recording = Arc::new(recording);
-        self.recordings.keep(plan, &recording);
-        Ok(recording)
+        Ok(self.prepare(plan)?.recording)
     }
 
-    /// Makes the pipelines, the arena and the launch buffer that a recording needs.
-    fn prepare(&mut self, plan: &Plan, recording: &Recording) -> Result<(), DeviceError> {
-        let mut gpu = lock(&self.gpu);
+    /// Records the plan and makes the pipelines, the arena and the launch table that it needs, where they are not
+    /// there from before.
+    fn prepare(&mut self, plan: &Arc<Plan>) -> Result<Kept, DeviceError> {
+        let mut forgotten = Vec::new();
+        if let Some(kept) = self.recordings.find(plan, &mut forgotten) {
+            return Ok(kept);
+        }
+        let layout = self.layout(plan.class.precision).clone();
+        let shared = self.gpu.clone();
+        let mut gpu = lock(&shared);
+        let device = gpu.describe().device;
+        let recording = record::record(plan, &layout, &self.options.switches, device)?;
         for recorded in recording.stages.iter().flatten() {
             let key = pipeline_key(recorded);
             if !self.pipelines.contains_key(&key) {
@@ -137,32 +165,42 @@ impl<G: Gpu + 'static> GpuDevice<G> {
                 self.pipelines.insert(key, pipeline);
             }
         }
-        let grow = |held: &mut Option<(G::Buffer, usize)>, bytes: usize, what: &str| {
+        let memories = [
+            (
+                &mut self.arena,
+                recording.arena_bytes.max(4),
+                "working memory",
+            ),
+            (
+                &mut self.launch_table,
+                launch::bytes(plan.class.rows),
+                "launch table",
+            ),
+        ];
+        for (held, bytes, what) in memories {
             if held.as_ref().is_none_or(|(_, size)| *size < bytes) {
-                // The old one goes first.
+                // The old one goes first, and what was submitted with it.
                 *held = None;
+                self.recordings.renew(&mut self.keys, &mut forgotten);
                 *held = Some((gpu.allocate(bytes, what)?, bytes));
             }
-            Ok::<(), DeviceError>(())
+        }
+        self.keys += 1;
+        let kept = Kept {
+            recording: Arc::new(recording),
+            key: self.keys,
         };
-        grow(
-            &mut self.arena,
-            recording.arena_bytes.max(4),
-            "working memory",
-        )?;
-        grow(
-            &mut self.launch,
-            launch::bytes(plan.class.rows),
-            "launch table",
-        )
+        self.recordings.keep(plan, &kept, &mut forgotten);
+        forgotten.into_iter().for_each(|key| gpu.forget(key));
+        Ok(kept)
     }
 
     /// A dispatch with its memory.
     fn resolve<'a>(&'a self, recorded: &Recorded, reached: &'a [&'a G::Buffer]) -> Dispatch<'a, G> {
         let buffer = |region: &Region, written: bool| {
             let buffer = match region.memory {
-                Memory::Arena => &self.arena.as_ref().expect("made before").0,
-                Memory::Launch => &self.launch.as_ref().expect("made before").0,
+                Memory::Arena => self.arena(),
+                Memory::Launch => self.table(),
                 Memory::Frequencies => &self.frequencies,
                 Memory::Weight(id) => self.weights.buffer(id),
             };
@@ -190,20 +228,6 @@ impl<G: Gpu + 'static> GpuDevice<G> {
                 &[]
             },
         }
-    }
-
-    fn read_scratch(
-        &self,
-        gpu: &G,
-        plan: &Plan,
-        placement: &lily_plan::Placement,
-        id: ScratchId,
-    ) -> Vec<f32> {
-        let spec = plan.spec(id);
-        let mut bytes = vec![0; spec.bytes()];
-        let arena = &self.arena.as_ref().expect("made before").0;
-        gpu.read(arena, placement.range(id).start, &mut bytes);
-        decode(&bytes, spec.element)
     }
 }
 
@@ -289,17 +313,109 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
     }
 
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
+        self.launch(plan, launch, true, |gpu, ready, observer| {
+            if let Some(observer) = observer {
+                for (stage, steps) in ready.recording.stages.iter().zip(&plan.stages) {
+                    gpu.submit(None, &[ready.stage(stage)])?;
+                    gpu.wait()?;
+                    for &step in steps {
+                        observer.after_step(step, &|id| ready.read(gpu, id));
+                    }
+                }
+            } else {
+                if !gpu.replay(ready.key)? {
+                    gpu.submit(Some(ready.key), &ready.stages())?;
+                }
+                gpu.wait()?;
+            }
+            Ok(Outcome {
+                logits: plan.logits.map_or(Vec::new(), |id| ready.read(gpu, id)),
+                tokens: ready.chosen(gpu),
+            })
+        })
+    }
+}
+
+/// A plan bound to memory and sessions, ready to be submitted.
+struct Ready<'a, G: Gpu> {
+    device: &'a GpuDevice<G>,
+    plan: &'a Plan,
+    placement: Placement,
+    recording: Arc<Recording>,
+    key: u64,
+    reached: Vec<&'a G::Buffer>,
+}
+
+impl<G: Gpu + 'static> Ready<'_, G> {
+    fn stage(&self, stage: &[Recorded]) -> Stage<'_, G> {
+        let resolve = |recorded| self.device.resolve(recorded, &self.reached);
+        stage.iter().map(resolve).collect()
+    }
+
+    fn stages(&self) -> Vec<Stage<'_, G>> {
+        self.recording
+            .stages
+            .iter()
+            .map(|stage| self.stage(stage))
+            .collect()
+    }
+
+    fn read(&self, gpu: &G, id: ScratchId) -> Vec<f32> {
+        let spec = self.plan.spec(id);
+        let mut bytes = vec![0; spec.bytes()];
+        gpu.read(
+            self.device.arena(),
+            self.placement.range(id).start,
+            &mut bytes,
+        );
+        decode(&bytes, spec.element)
+    }
+
+    fn chosen(&self, gpu: &G) -> Vec<u32> {
+        if !self.plan.chooses_token() {
+            return Vec::new();
+        }
+        let mut bytes = vec![0; self.plan.class.rows * 4];
+        gpu.read(self.device.table(), launch::CHOSEN, &mut bytes);
+        let words = bytes.chunks_exact(4);
+        words
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect()
+    }
+}
+
+impl<G: Gpu + 'static> GpuDevice<G> {
+    /// Shows the stages that running `plan` would submit, bound and ready, to `look`, which may run them; no session
+    /// moves on. For measuring.
+    pub fn with_stages<T>(
+        &mut self,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+        look: impl FnOnce(&mut G, &[Stage<'_, G>]) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        self.launch(plan, launch, false, |gpu, ready, _| {
+            look(gpu, &ready.stages())
+        })
+    }
+
+    /// Binds a launch, has `body` run it, and moves the sessions on.
+    fn launch<T>(
+        &mut self,
+        plan: &Arc<Plan>,
+        launch: Launch<'_>,
+        commit: bool,
+        body: impl FnOnce(&mut G, &Ready<'_, G>, Option<&mut dyn Observer>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         let Launch {
             tokens,
             sessions,
             preset,
             token_limit,
-            mut observer,
+            observer,
         } = launch;
         let mut states = states::<G>(plan, tokens, sessions)?;
         let rows_each = plan.class.rows / states.len();
-        let recording = self.recording(plan)?;
-        self.prepare(plan, &recording)?;
+        let Kept { recording, key } = self.prepare(plan)?;
         for state in &mut states {
             let end = state.position() + rows_each;
             state.reserve(end)?;
@@ -307,17 +423,16 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
         let placement = plan.place(ElementType::bytes);
         let this = &*self;
         let mut gpu = lock(&this.gpu);
-        let arena = &this.arena.as_ref().expect("made before").0;
-        let table = &this.launch.as_ref().expect("made before").0;
+        let table = this.table();
         for (index, state) in states.iter().enumerate() {
             gpu.write(table, launch::SESSIONS + index * 32, &state.describe(&gpu));
         }
         gpu.write(table, launch::LIMIT, &token_limit.to_le_bytes());
-        let token_bytes: Vec<u8> = tokens
+        let bytes: Vec<u8> = tokens
             .iter()
             .flat_map(|token| token.to_le_bytes())
             .collect();
-        gpu.write(table, launch::TOKENS, &token_bytes);
+        gpu.write(table, launch::TOKENS, &bytes);
         for (id, values) in preset {
             let spec = plan.spec(*id);
             if values.len() != spec.elements() {
@@ -329,52 +444,32 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
                     spec.columns
                 )));
             }
-            gpu.write(
-                arena,
-                placement.range(*id).start,
-                &encode(values, spec.element),
-            );
+            let at = placement.range(*id).start;
+            gpu.write(this.arena(), at, &encode(values, spec.element));
         }
-
-        let reached: Vec<&G::Buffer> = states.iter().flat_map(|state| state.buffers()).collect();
-        let resolve = |stage: &Vec<Recorded>| -> Stage<'_, G> {
-            stage
-                .iter()
-                .map(|recorded| this.resolve(recorded, &reached))
-                .collect()
+        let ready = Ready {
+            device: this,
+            plan,
+            placement,
+            recording,
+            key,
+            reached: states.iter().flat_map(|state| state.buffers()).collect(),
         };
-        if let Some(observer) = &mut observer {
-            for (stage, steps) in recording.stages.iter().zip(&plan.stages) {
-                gpu.submit(&[resolve(stage)])?;
-                gpu.wait()?;
-                for &step in steps {
-                    observer.after_step(step, &|id| this.read_scratch(&gpu, plan, &placement, id));
-                }
-            }
-        } else {
-            let stages: Vec<Stage<'_, G>> = recording.stages.iter().map(resolve).collect();
-            gpu.submit(&stages)?;
-            gpu.wait()?;
-        }
-
-        let logits = plan.logits.map_or(Vec::new(), |id| {
-            this.read_scratch(&gpu, plan, &placement, id)
-        });
-        let mut chosen = Vec::new();
-        if plan.chooses_token() {
-            let mut bytes = vec![0; plan.class.rows * 4];
-            gpu.read(table, launch::CHOSEN, &mut bytes);
-            let words = bytes.chunks_exact(4);
-            chosen = words
-                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect();
-        }
+        let result = body(&mut gpu, &ready, observer)?;
+        drop(ready);
         drop(gpu);
-        states.iter_mut().for_each(|state| state.commit(rows_each));
-        Ok(Outcome {
-            logits,
-            tokens: chosen,
-        })
+        if commit {
+            states.iter_mut().for_each(|state| state.commit(rows_each));
+        }
+        Ok(result)
+    }
+
+    fn arena(&self) -> &G::Buffer {
+        &self.arena.as_ref().expect("made before a launch").0
+    }
+
+    fn table(&self) -> &G::Buffer {
+        &self.launch_table.as_ref().expect("made before a launch").0
     }
 }
 

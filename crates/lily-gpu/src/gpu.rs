@@ -78,8 +78,15 @@ pub trait Gpu: Send {
         kernel: &Bound,
         constants: &[Constant],
     ) -> Result<Self::Pipeline, DeviceError>;
-    /// Sends stages off, in order, behind everything sent before.
-    fn submit(&mut self, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError>;
+    /// Sends stages off, in order, behind everything sent before. With a key, the same stages with the same buffers may
+    /// come again: a machine that can keeps them ready for [`replay`](Self::replay).
+    fn submit(&mut self, key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError>;
+    /// Sends off what was kept under `key`; false where nothing is.
+    fn replay(&mut self, _key: u64) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+    /// Drops what was kept under `key`.
+    fn forget(&mut self, _key: u64) {}
     /// Waits for everything that was sent; an error of any of it is told here.
     fn wait(&mut self) -> Result<(), DeviceError>;
 }

@@ -11,7 +11,9 @@ use std::sync::Arc;
 fn model() -> Arc<ModelDescription> {
     let declared = DeclaredModel::read(&repository("fixtures/qwen3.6-35b-a3b")).unwrap();
     let formats = declared.quantization;
-    Arc::new(ModelDescription::new(declared.config, |spec| formats.format_of(spec)))
+    Arc::new(ModelDescription::new(declared.config, |spec| {
+        formats.format_of(spec)
+    }))
 }
 
 fn recorded(phase: Phase, rows: usize, context: usize) -> (Plan, Recording) {
@@ -47,10 +49,18 @@ fn a_decoded_token_is_at_most_340_dispatches() {
 const NARROW: [(&str, usize, &str); 6] = [
     ("embed", 8, "8 KB of output"),
     ("route", 1, "1 KB of logits: bound by its latency"),
-    ("delta_step", 32, "one a value head: its norm needs the whole head"),
+    (
+        "delta_step",
+        32,
+        "one a value head: its norm needs the whole head",
+    ),
     ("query_key_prepare", 5, "18 heads"),
     ("merge_blocks", 16, "one a query head"),
-    ("arg_max", 1, "1 MB once a token; a second dispatch would cost more"),
+    (
+        "arg_max",
+        1,
+        "1 MB once a token; a second dispatch would cost more",
+    ),
 ];
 
 #[test]
@@ -58,12 +68,19 @@ fn decode_fills_forty_cores_but_for_named_exceptions() {
     let (_, recording) = recorded(Phase::Decode, 1, 4_096);
     let mut narrow = BTreeMap::new();
     for recorded in recording.stages.iter().flatten() {
-        let threadgroups = recorded.grid.iter().map(|&size| size as usize).product::<usize>();
+        let threadgroups = recorded
+            .grid
+            .iter()
+            .map(|&size| size as usize)
+            .product::<usize>();
         if threadgroups < 80 {
             narrow.insert(recorded.bound.name, threadgroups);
         }
     }
-    let expected: BTreeMap<&str, usize> = NARROW.iter().map(|(name, count, _)| (*name, *count)).collect();
+    let expected: BTreeMap<&str, usize> = NARROW
+        .iter()
+        .map(|(name, count, _)| (*name, *count))
+        .collect();
     assert_eq!(narrow, expected);
 }
 
@@ -72,6 +89,9 @@ fn decode_fills_forty_cores_but_for_named_exceptions() {
 fn the_arena_of_a_prefill_does_not_depend_on_the_context() {
     let bytes = |rows: usize| recorded(Phase::Prefill, rows, 262_144).1.arena_bytes;
     let (half, whole) = (bytes(256), bytes(512));
-    assert!(whole > half && whole < 2 * half + (4 << 20), "{half} {whole}");
+    assert!(
+        whole > half && whole < 2 * half + (4 << 20),
+        "{half} {whole}"
+    );
     println!("arena of a chunk of 512 tokens: {} MiB", whole >> 20);
 }

@@ -10,7 +10,11 @@ fn main() {
         let mut sources = Sources::new();
         for entry in std::fs::read_dir(path.parent().expect("a folder")).expect("a folder") {
             let entry = entry.expect("an entry").path();
-            let name = entry.file_name().expect("a name").to_string_lossy().into_owned();
+            let name = entry
+                .file_name()
+                .expect("a name")
+                .to_string_lossy()
+                .into_owned();
             sources = sources.with(&name, &std::fs::read_to_string(&entry).expect("text"));
         }
         let name = path.file_name().expect("a name").to_string_lossy();

@@ -6,7 +6,7 @@ use lily_checkpoint::{
 };
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::sync::Arc;
 
 /// A quantised weight as it is stored: shape and bytes of codes, scales and biases.
@@ -77,89 +77,20 @@ impl Synthetic {
         let model = DeclaredModel::parse(&config, "config.json").expect("a sound configuration");
         let mut random = Random(self.seed);
         let mut header = Map::new();
-        let mut data: Vec<u8> = Vec::new();
-        let mut add = |name: String, dtype: &str, shape: Vec<usize>, bytes: Vec<u8>| {
-            let offsets = [data.len(), data.len() + bytes.len()];
+        let mut end = 0;
+        let mut declare = |name: &str, tensor: &Tensor| {
+            let offsets = [end, end + tensor.bytes()];
+            end = offsets[1];
             header.insert(
-                name,
-                json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}),
+                name.to_string(),
+                json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}),
             );
-            data.extend(bytes);
         };
+        // Twice the same tensors: their sizes for the header, then their bytes, one after the other.
         for spec in model.config.weights() {
-            let path = format!("language_model.{}", spec.id);
-            let name = if spec.id.role.is_bare() {
-                path.clone()
-            } else {
-                format!("{path}.weight")
-            };
-            let shape = spec.shape.stored();
-            if let Some(Packed {
-                codes,
-                scales,
-                biases,
-            }) = self.packed.get(&spec.id.module_path())
-            {
-                add(name, "U32", codes.0.clone(), codes.1.clone());
-                add(
-                    format!("{path}.scales"),
-                    "BF16",
-                    scales.0.clone(),
-                    scales.1.clone(),
-                );
-                add(
-                    format!("{path}.biases"),
-                    "BF16",
-                    biases.0.clone(),
-                    biases.1.clone(),
-                );
-                continue;
-            }
-            if let Some(values) = self.given.get(&spec.id.module_path()) {
-                let bytes = values
-                    .iter()
-                    .flat_map(|value| value.to_le_bytes())
-                    .collect();
-                add(name, "F32", shape, bytes);
-                continue;
-            }
-            match model.quantization.format_of(&spec) {
-                WeightFormat::Plain(_) => {
-                    let count = shape.iter().product::<usize>();
-                    let values = (0..count).map(|_| f32_to_bf16(plain(&spec, &mut random)));
-                    add(
-                        name,
-                        "BF16",
-                        shape,
-                        values.flat_map(u16::to_le_bytes).collect(),
-                    );
-                }
-                WeightFormat::Affine { bits, group, .. } => {
-                    let (rows, columns) = spec.shape.rows_and_columns();
-                    let with_last = |last: usize| {
-                        let mut shape = shape.clone();
-                        *shape.last_mut().expect("a dimension") = last;
-                        shape
-                    };
-                    let words = columns * usize::from(bits) / 32;
-                    let codes =
-                        (0..rows * words).flat_map(|_| (random.next() as u32).to_le_bytes());
-                    add(name, "U32", with_last(words), codes.collect());
-                    // Symmetric about zero, of a size that keeps activations of order one, scales of
-                    // either sign.
-                    let groups = columns / usize::from(group);
-                    let step = 3.4 / (columns as f32).sqrt() / f32::from((1_u16 << bits) - 1);
-                    let mut scales = Vec::new();
-                    let mut biases = Vec::new();
-                    for _ in 0..rows * groups {
-                        let scale = step * (0.5 + random.unit()) * random.sign();
-                        scales.extend(f32_to_bf16(scale).to_le_bytes());
-                        let bias = -scale * f32::from((1_u16 << bits) - 1) / 2.0;
-                        biases.extend(f32_to_bf16(bias).to_le_bytes());
-                    }
-                    add(format!("{path}.scales"), "BF16", with_last(groups), scales);
-                    add(format!("{path}.biases"), "BF16", with_last(groups), biases);
-                }
+            let format = model.quantization.format_of(&spec);
+            for (name, tensor) in self.tensors(&spec, format) {
+                declare(&name, &tensor);
             }
         }
         let mut header = Value::Object(header).to_string().into_bytes();
@@ -167,13 +98,158 @@ impl Synthetic {
             header.push(b' ');
         }
         let path = folder.path().join("model.safetensors");
-        let mut file = std::fs::File::create(path).expect("a file");
+        let mut file = BufWriter::new(std::fs::File::create(path).expect("a file"));
         file.write_all(&(header.len() as u64).to_le_bytes())
             .expect("room");
         file.write_all(&header).expect("room");
-        file.write_all(&data).expect("room");
+        for spec in model.config.weights() {
+            let format = model.quantization.format_of(&spec);
+            for (_, tensor) in self.tensors(&spec, format) {
+                tensor.write(&mut file, &spec, &mut random);
+            }
+        }
+        file.flush().expect("room");
+        drop(file);
         // The mapping outlives the folder.
         Arc::new(Checkpoint::open(folder.path()).expect("a sound checkpoint"))
+    }
+}
+
+/// A tensor to be written.
+struct Tensor {
+    dtype: &'static str,
+    shape: Vec<usize>,
+    content: Content,
+}
+
+enum Content {
+    Given(Vec<u8>),
+    /// bf16 numbers of the size that trained models have them.
+    Plain,
+    /// Random codes.
+    Codes,
+    /// bf16 scales or biases of codes up to `levels`; the same numbers make both.
+    Affine {
+        levels: f32,
+        step: f32,
+        biases: bool,
+    },
+}
+
+/// Words of random codes that a larger tensor repeats.
+const BLOCK: usize = 1 << 20;
+
+impl Tensor {
+    fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn bytes(&self) -> usize {
+        self.count() * if self.dtype == "BF16" { 2 } else { 4 }
+    }
+
+    fn write(&self, file: &mut impl Write, spec: &WeightSpec, random: &mut Random) {
+        let count = self.count();
+        match &self.content {
+            Content::Given(bytes) => file.write_all(bytes).expect("room"),
+            Content::Plain => {
+                let values = (0..count).map(|_| f32_to_bf16(plain(spec, random)));
+                let bytes: Vec<u8> = values.flat_map(u16::to_le_bytes).collect();
+                file.write_all(&bytes).expect("room");
+            }
+            Content::Codes => {
+                let block: Vec<u8> = (0..count.min(BLOCK))
+                    .flat_map(|_| (random.next() as u32).to_le_bytes())
+                    .collect();
+                let mut left = count * 4;
+                while left > 0 {
+                    let now = left.min(block.len());
+                    file.write_all(&block[..now]).expect("room");
+                    left -= now;
+                }
+            }
+            &Content::Affine {
+                levels,
+                step,
+                biases,
+            } => {
+                // Symmetric about zero, scales of either sign.
+                let mut same = Random(random.0 ^ count as u64);
+                let mut bytes = Vec::with_capacity(count * 2);
+                for _ in 0..count {
+                    let scale = step * (0.5 + same.unit()) * same.sign();
+                    let value = if biases { -scale * levels / 2.0 } else { scale };
+                    bytes.extend(f32_to_bf16(value).to_le_bytes());
+                }
+                file.write_all(&bytes).expect("room");
+            }
+        }
+    }
+}
+
+impl Synthetic {
+    /// The tensors that a weight is stored as.
+    fn tensors(&self, spec: &WeightSpec, format: WeightFormat) -> Vec<(String, Tensor)> {
+        let path = format!("language_model.{}", spec.id);
+        let name = if spec.id.role.is_bare() {
+            path.clone()
+        } else {
+            format!("{path}.weight")
+        };
+        let shape = spec.shape.stored();
+        let tensor = |dtype, shape, content| Tensor {
+            dtype,
+            shape,
+            content,
+        };
+        let given = |dtype, (shape, bytes): &(Vec<usize>, Vec<u8>)| {
+            tensor(dtype, shape.clone(), Content::Given(bytes.clone()))
+        };
+        let three = |codes, scales, biases| {
+            vec![
+                (name.clone(), codes),
+                (format!("{path}.scales"), scales),
+                (format!("{path}.biases"), biases),
+            ]
+        };
+        if let Some(packed) = self.packed.get(&spec.id.module_path()) {
+            return three(
+                given("U32", &packed.codes),
+                given("BF16", &packed.scales),
+                given("BF16", &packed.biases),
+            );
+        }
+        if let Some(values) = self.given.get(&spec.id.module_path()) {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            return vec![(name, tensor("F32", shape, Content::Given(bytes.collect())))];
+        }
+        let WeightFormat::Affine { bits, group, .. } = format else {
+            return vec![(name, tensor("BF16", shape, Content::Plain))];
+        };
+        let (_, columns) = spec.shape.rows_and_columns();
+        let with_last = |last: usize| {
+            let mut shape = shape.clone();
+            *shape.last_mut().expect("a dimension") = last;
+            shape
+        };
+        let groups = columns / usize::from(group);
+        // Of a size that keeps activations of order one.
+        let levels = f32::from((1_u16 << bits) - 1);
+        let step = 3.4 / (columns as f32).sqrt() / levels;
+        let affine = |biases| {
+            let content = Content::Affine {
+                levels,
+                step,
+                biases,
+            };
+            tensor("BF16", with_last(groups), content)
+        };
+        let words = with_last(columns * usize::from(bits) / 32);
+        three(
+            tensor("U32", words, Content::Codes),
+            affine(false),
+            affine(true),
+        )
     }
 }
 

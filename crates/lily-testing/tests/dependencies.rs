@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Each crate of the workspace and the crates of the workspace that it may depend on.
-const ALLOWED: [(&str, &[&str]); 11] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("lily-checkpoint", &[]),
     ("lily-text", &[]),
     ("lily-sampling", &[]),
@@ -28,6 +28,10 @@ const ALLOWED: [(&str, &[&str]); 11] = [
     ),
     // The interface of GPUs and everything they share; holds its bindings to the kernels when it is built.
     ("lily-gpu", &["lily-checkpoint", "lily-plan", "lily-msl"]),
+    // Empty outside of macOS.
+    ("lily-metal", &["lily-plan", "lily-gpu"]),
+    // NVRTC is found by lily-msl; translation is done when it is built.
+    ("lily-cuda", &["lily-plan", "lily-gpu", "lily-msl"]),
     // For development: the emulator behind the interface of GPUs.
     ("lily-emulated", &["lily-plan", "lily-gpu", "lily-msl"]),
     // For development, and when things are built: it proves kernels, and nothing of it is in the product.

@@ -1,0 +1,333 @@
+//! Checks and times the kernels on an NVIDIA GPU, in one go:
+//!
+//! `cargo run --release -p lily-cuda --example measure -- [check] [speed] [steps]`
+//!
+//! - `check`: every step of small models against the reference, and the recorded goldens;
+//! - `speed`: decode and prefill of a model of the real shapes with random weights (19.5 GB in TMPDIR);
+//! - `steps`: each kind of step of that model alone, with the bandwidth it reaches.
+
+use lily_checkpoint::Checkpoint;
+use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
+use lily_cuda::{Cuda, CudaOptions};
+use lily_gpu::{GpuDevice, GpuOptions};
+use lily_plan::{
+    Assumptions, Device, Launch, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState,
+};
+use lily_testing::{
+    Runner, Synthetic, arg_max, distance, fixture, golden_prompts, read_tensors, repository,
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|want| want == name);
+    let gpu = Cuda::open(CudaOptions::default()).expect("a GPU");
+    println!("{:?}", lily_gpu::Gpu::describe(&gpu));
+    drop(gpu);
+    if wants("check") {
+        check();
+    }
+    if wants("speed") || wants("steps") {
+        real(wants("speed"), wants("steps"));
+    }
+}
+
+fn device(checkpoint: &Checkpoint) -> GpuDevice<Cuda> {
+    let gpu = Cuda::open(CudaOptions::default()).expect("a GPU");
+    GpuDevice::new(gpu, checkpoint, GpuOptions::default(), &mut |_, _| {}).expect("a device")
+}
+
+fn check() {
+    let started = Instant::now();
+    let oracle =
+        Arc::new(Checkpoint::open(&fixture("oracle-small-b").expect("there")).expect("sound"));
+    for precision in [Precision::F32, Precision::Bf16] {
+        let mut runner = {
+            let device = device(&oracle);
+            let model = device.model().clone();
+            Runner::new(device, model, precision)
+        };
+        goldens(&mut runner);
+    }
+    println!("goldens: {:.1} s", started.elapsed().as_secs_f64());
+    // The real layers' dimensions, with fewer experts and a small vocabulary: the reference is slow.
+    let real = Synthetic::small(json!({
+        "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "num_experts": 32, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "vocab_size": 512,
+    }))
+    .open();
+    for (name, checkpoint, rows) in [
+        ("oracle-small-b", &oracle, &[17, 1, 130][..]),
+        ("real layers", &real, &[40]),
+    ] {
+        for precision in [Precision::F32, Precision::Bf16] {
+            for expanded in [false, true] {
+                let worst = steps_agree(checkpoint, precision, expanded, rows);
+                println!(
+                    "{name}, {precision}, expanded {expanded}: worst {:.3} of what rounding allows ({}), {:.0} s",
+                    worst.0,
+                    worst.1,
+                    started.elapsed().as_secs_f64()
+                );
+            }
+        }
+    }
+}
+
+fn goldens(runner: &mut Runner<GpuDevice<Cuda>>) {
+    let directory = fixture("oracle-small-b").expect("there");
+    let goldens = read_tensors(&directory.join("golden.safetensors"));
+    let exact = runner.precision == Precision::F32;
+    for prompt in golden_prompts(&directory) {
+        runner.session.reset();
+        let logits = runner.prefill(&prompt.tokens, 64);
+        let rows: Vec<&[f32]> = logits.chunks(runner.model.config.vocab_size).collect();
+        let chosen: Vec<u32> = rows.iter().map(|row| arg_max(row)).collect();
+        let same = chosen
+            .iter()
+            .zip(&prompt.argmax_all)
+            .filter(|(a, b)| a == b)
+            .count();
+        let wanted: Vec<f32> = prompt
+            .logit_positions
+            .iter()
+            .flat_map(|&at| rows[at].to_vec())
+            .collect();
+        let (relative, largest) = distance(&wanted, &goldens[&format!("{}.logits", prompt.name)].1);
+        let (greedy, _) = runner.greedy(chosen[chosen.len() - 1], prompt.greedy.len());
+        let right = greedy
+            .iter()
+            .zip(&prompt.greedy)
+            .take_while(|(a, b)| a == b)
+            .count();
+        println!(
+            "goldens {} {}: rel. RMS {relative:.1e}, max {largest:.1e}, argmax {same}/{}, greedy {right}/{}",
+            prompt.name,
+            runner.precision,
+            rows.len(),
+            greedy.len()
+        );
+        if exact {
+            assert!(relative <= 2e-5 && same == rows.len() && right == greedy.len());
+        }
+    }
+}
+
+fn steps_agree(
+    checkpoint: &Arc<Checkpoint>,
+    precision: Precision,
+    expanded: bool,
+    rows: &[usize],
+) -> (f64, String) {
+    let options = CpuOptions {
+        kernels: Kernels::Reference,
+        ..CpuOptions::default()
+    };
+    let mut reference = CpuDevice::new(checkpoint.clone(), &options).expect("a reference");
+    let mut device = device(checkpoint);
+    let vocabulary = device.model().config.vocab_size as u32;
+    let new = |device: &dyn Device| -> Vec<Box<dyn SessionState>> {
+        (0..4)
+            .map(|_| device.new_session(precision, 1_024).expect("room"))
+            .collect()
+    };
+    let (mut right, mut sessions) = (new(&reference), new(&device));
+    let mut worst = (0.0, String::new());
+    let shapes = rows
+        .iter()
+        .map(|&rows| (Phase::Prefill, rows))
+        .chain([(Phase::Decode, 1), (Phase::Decode, 4)]);
+    for (phase, rows) in shapes {
+        let class = PlanClass {
+            phase,
+            precision,
+            rows,
+            context: 4_096,
+            output: if phase == Phase::Decode {
+                PlanOutput::Token
+            } else {
+                PlanOutput::AllLogits
+            },
+        };
+        let plan = Plan::record(device.model(), class);
+        let plan = Arc::new(if expanded { plan.expanded() } else { plan });
+        let tokens: Vec<u32> = (0..rows as u32)
+            .map(|i| i.wrapping_mul(2_654_435_761) % vocabulary)
+            .collect();
+        let count = if phase == Phase::Prefill { 1 } else { rows };
+        let differences = compare_device(
+            &mut reference,
+            &mut right[..count],
+            &mut device,
+            &mut sessions[..count],
+            &plan,
+            (&tokens, vocabulary),
+        )
+        .expect("both run");
+        for difference in differences {
+            if difference.excess > 1.0 {
+                println!("WRONG {class}: {difference:?}");
+            }
+            if difference.excess > worst.0 {
+                worst = (difference.excess, difference.label);
+            }
+        }
+    }
+    worst
+}
+
+fn real(speed: bool, steps: bool) {
+    let config =
+        std::fs::read_to_string(repository("fixtures/qwen3.6-35b-a3b/config.json")).expect("there");
+    let config: Value = serde_json::from_str(&config).expect("JSON");
+    let started = Instant::now();
+    let model = Synthetic {
+        config,
+        given: Default::default(),
+        packed: Default::default(),
+        seed: 7,
+    };
+    let checkpoint = model.open();
+    println!(
+        "random weights of the real shapes: {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
+    let started = Instant::now();
+    let device = device(&checkpoint);
+    println!("loaded: {:.1} s", started.elapsed().as_secs_f64());
+    let description = device.model().clone();
+    let mut runner = Runner::new(device, description, Precision::Bf16);
+    runner.session = runner
+        .device
+        .new_session(Precision::Bf16, 40_000)
+        .expect("room");
+    let vocabulary = runner.model.config.vocab_size as u32;
+    let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % vocabulary;
+    let mut position = 0;
+    for target in [256, 4_096, 16_384, 32_768] {
+        while position < target {
+            let rows = 2_048.min(target - position);
+            let plan = runner.plan(Phase::Prefill, rows, PlanOutput::State);
+            let tokens: Vec<u32> = (position..position + rows).map(token).collect();
+            runner.run(&plan, &tokens);
+            position += rows;
+            if speed && (position == target || position == 2_048 + 256) {
+                let started = Instant::now();
+                assert!(runner.session.step_back());
+                runner.run(&plan, &tokens);
+                let seconds = started.elapsed().as_secs_f64();
+                println!(
+                    "prefill {rows} at {}: {:.0} tok/s",
+                    position - rows,
+                    rows as f64 / seconds
+                );
+            }
+        }
+        let decode = runner.plan(Phase::Decode, 1, PlanOutput::Token);
+        if speed {
+            let microseconds = whole(&mut runner, &decode, &[token(position)]);
+            println!(
+                "decode at {position}: {microseconds:.0} us on the GPU, {:.1} tok/s",
+                1e6 / microseconds
+            );
+        }
+        if steps && target <= 4_096 {
+            table(&mut runner, &decode, &[token(position)], position);
+        }
+    }
+    if steps {
+        for rows in [512, 2_048] {
+            let plan = runner.plan(Phase::Prefill, rows, PlanOutput::State);
+            let tokens: Vec<u32> = (0..rows).map(token).collect();
+            table(&mut runner, &plan, &tokens, position);
+        }
+    }
+    runner.device.with_gpu(|gpu| {
+        for resources in gpu.resources() {
+            println!("{resources:?}");
+        }
+    });
+}
+
+fn launch<'a>(tokens: &'a [u32], sessions: &'a mut [&'a mut dyn SessionState]) -> Launch<'a> {
+    Launch {
+        tokens,
+        sessions,
+        preset: &[],
+        token_limit: u32::MAX,
+        observer: None,
+    }
+}
+
+/// Microseconds of a whole plan as one graph.
+fn whole(runner: &mut Runner<GpuDevice<Cuda>>, plan: &Arc<Plan>, tokens: &[u32]) -> f64 {
+    let mut sessions = [runner.session.as_mut()];
+    runner
+        .device
+        .with_stages(plan, launch(tokens, &mut sessions), |gpu, stages| {
+            gpu.time(stages, 10)
+        })
+        .expect("the plan runs")
+}
+
+/// Each kind of step: how many, microseconds of one alone, bandwidth, share.
+fn table(runner: &mut Runner<GpuDevice<Cuda>>, plan: &Arc<Plan>, tokens: &[u32], context: usize) {
+    let total = whole(runner, plan, tokens);
+    let assumptions = Assumptions::at_context(context);
+    let mut sessions = [runner.session.as_mut()];
+    let times = runner
+        .device
+        .with_stages(plan, launch(tokens, &mut sessions), |gpu, stages| {
+            stages
+                .iter()
+                .map(|stage| gpu.time(std::slice::from_ref(stage), 5))
+                .collect::<Result<Vec<f64>, _>>()
+        })
+        .expect("the plan runs");
+    let mut kinds: BTreeMap<String, (usize, f64, f64)> = BTreeMap::new();
+    for (steps, microseconds) in plan.stages.iter().zip(&times) {
+        let name: Vec<&str> = steps
+            .iter()
+            .map(|&step| plan.steps[step].operation.name())
+            .collect();
+        let bytes: f64 = steps
+            .iter()
+            .map(|&step| plan.work(step, &assumptions).bytes() as f64)
+            .sum();
+        let outputs: Vec<String> = steps
+            .iter()
+            .flat_map(|&step| plan.steps[step].operation.access().writes)
+            .filter_map(|resource| match resource {
+                lily_plan::Resource::Scratch(id) => Some(plan.spec(id).name.to_string()),
+                lily_plan::Resource::State(_) => None,
+            })
+            .take(1)
+            .collect();
+        let entry = kinds
+            .entry(format!("{} {}", name.join("+"), outputs.join(",")))
+            .or_default();
+        entry.0 += 1;
+        entry.1 += microseconds;
+        entry.2 += bytes;
+    }
+    let sum: f64 = times.iter().sum();
+    println!(
+        "{}: whole {total:.0} us, steps alone {sum:.0} us",
+        plan.class
+    );
+    let mut rows: Vec<_> = kinds.into_iter().collect();
+    rows.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    for (name, (count, microseconds, bytes)) in rows {
+        println!(
+            "  {name:44} {count:4} x {:8.2} us  {:7.0} GB/s  {:5.1} %",
+            microseconds / count as f64,
+            bytes / microseconds / 1e3,
+            100.0 * microseconds / sum
+        );
+    }
+}

@@ -1,0 +1,255 @@
+//! The CUDA device: the unmodified kernels of `kernels/*.metal` on NVIDIA GPUs. They are translated when this crate
+//! is built and compiled by NVRTC for the GPU at hand when it runs. A plan that runs again is replayed as a graph.
+
+mod driver;
+
+use driver::{DeviceBuffer, Driver, Graph, Handle};
+use lily_gpu::kernels::{Bound, Constant, ConstantValue};
+use lily_gpu::{Argument, Dispatch, Gpu, GpuDescription, Stage};
+use lily_msl::nvrtc::{CompileOptions, Nvrtc};
+use lily_plan::DeviceError;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
+
+/// How the device runs.
+#[derive(Clone, Copy, Debug)]
+pub struct CudaOptions {
+    /// Whether plans that run again are replayed as graphs; else every kernel is launched by itself.
+    pub graphs: bool,
+}
+
+impl Default for CudaOptions {
+    fn default() -> Self {
+        CudaOptions { graphs: true }
+    }
+}
+
+/// The first NVIDIA GPU.
+pub struct Cuda {
+    driver: Arc<Driver>,
+    compiler: Nvrtc,
+    architecture: String,
+    graphs: HashMap<u64, Graph>,
+    options: CudaOptions,
+    resources: Vec<Resources>,
+}
+
+/// What a compiled kernel takes of the machine.
+#[derive(Clone, Debug)]
+pub struct Resources {
+    /// The kernel.
+    pub kernel: &'static str,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Bytes that a thread spills.
+    pub local_bytes: u32,
+    /// Threadgroup memory.
+    pub threadgroup_bytes: u32,
+}
+
+/// A kernel compiled for its constants.
+pub struct Pipeline {
+    function: Handle,
+    parameters: &'static [(u32, bool)],
+}
+
+// SAFETY: a function of the driver's is not tied to a thread.
+unsafe impl Send for Pipeline {}
+
+impl Cuda {
+    /// Opens the GPU, or tells what is missing.
+    pub fn open(options: CudaOptions) -> Result<Self, DeviceError> {
+        let driver = Driver::open()?;
+        let compiler = Nvrtc::load().map_err(|error| DeviceError::Unsupported {
+            device: "cuda".into(),
+            what: "anything".into(),
+            reason: error.to_string(),
+        })?;
+        let architecture = driver.architecture();
+        Ok(Cuda {
+            driver,
+            compiler,
+            architecture,
+            graphs: HashMap::new(),
+            options,
+            resources: Vec::new(),
+        })
+    }
+
+    /// What the kernels compiled so far take of the machine.
+    pub fn resources(&self) -> &[Resources] {
+        &self.resources
+    }
+
+    /// Microseconds that `stages` take on the GPU: the median of `times` runs after as many to warm up.
+    pub fn time(&mut self, stages: &[Stage<'_, Self>], times: usize) -> Result<f64, DeviceError> {
+        let graph = self.driver.capture(|| {
+            stages
+                .iter()
+                .flatten()
+                .try_for_each(|dispatch| self.launch(dispatch))
+        })?;
+        let mut all = Vec::new();
+        for run in 0..2 * times {
+            let microseconds = self.driver.time(|| graph.launch())?;
+            if run >= times {
+                all.push(microseconds);
+            }
+        }
+        all.sort_by(f64::total_cmp);
+        Ok(all[all.len() / 2])
+    }
+
+    fn launch(&self, dispatch: &Dispatch<'_, Self>) -> Result<(), DeviceError> {
+        let value = |&(index, _): &(u32, bool)| match dispatch.arguments.get(index as usize) {
+            Some(Argument::Buffer { buffer, offset, .. }) => buffer.address + *offset as u64,
+            Some(Argument::Word(word)) => u64::from(*word),
+            Some(Argument::None) | None => 0,
+        };
+        let mut parameters: Vec<u64> = dispatch.pipeline.parameters.iter().map(value).collect();
+        // SAFETY: the parameters are those of the kernel's signature in its order (build.rs); each buffer is borrowed
+        // by the dispatch, and lives until the work has been waited for by the contract of `Gpu`.
+        unsafe {
+            self.driver.launch(
+                dispatch.pipeline.function,
+                dispatch.grid,
+                dispatch.threads,
+                &mut parameters,
+            )
+        }
+    }
+}
+
+fn constant(constant: &Constant) -> lily_msl::Constant {
+    let value = match constant.value {
+        ConstantValue::UInt(value) => lily_msl::ConstantValue::UInt(value),
+        ConstantValue::Int(value) => lily_msl::ConstantValue::Int(value),
+        ConstantValue::Bool(value) => lily_msl::ConstantValue::Bool(value),
+        ConstantValue::Float(value) => lily_msl::ConstantValue::Float(value),
+    };
+    lily_msl::Constant {
+        index: constant.index,
+        value,
+    }
+}
+
+impl Gpu for Cuda {
+    type Buffer = DeviceBuffer;
+    type Pipeline = Pipeline;
+
+    fn describe(&self) -> GpuDescription {
+        let (major, minor) = self.compiler.version();
+        GpuDescription {
+            device: "cuda",
+            hardware: self.driver.name(),
+            cores: self.driver.multiprocessors(),
+            matrices: format!(
+                "tensor cores by mma ({}, NVRTC {major}.{minor})",
+                self.architecture
+            ),
+        }
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        self.driver.free_memory()
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<DeviceBuffer, DeviceError> {
+        self.driver.allocate(bytes, what)
+    }
+
+    fn address(&self, buffer: &DeviceBuffer) -> u64 {
+        buffer.address
+    }
+
+    fn write(&self, buffer: &DeviceBuffer, offset: usize, bytes: &[u8]) {
+        buffer.write(offset, bytes);
+    }
+
+    fn read(&self, buffer: &DeviceBuffer, offset: usize, bytes: &mut [u8]) {
+        buffer.read(offset, bytes);
+    }
+
+    fn pipeline(
+        &mut self,
+        kernel: &Bound,
+        constants: &[Constant],
+    ) -> Result<Pipeline, DeviceError> {
+        let unknown = |what: &str| DeviceError::Unsupported {
+            device: "cuda".into(),
+            what: format!("kernel {}", kernel.name),
+            reason: what.into(),
+        };
+        let (_, text) = TEXTS
+            .iter()
+            .find(|(file, _)| *file == kernel.file)
+            .ok_or_else(|| unknown("it is not among those translated for NVIDIA GPUs"))?;
+        let (_, parameters) = PARAMETERS
+            .iter()
+            .find(|(name, _)| *name == kernel.name)
+            .ok_or_else(|| unknown("it has no signature"))?;
+        let by_value = parameters.iter().filter(|(_, constant)| *constant);
+        let options = CompileOptions {
+            constants: constants.iter().map(constant).collect(),
+            kernel: Some(kernel.name.into()),
+            by_value: by_value.fold(0, |bits, (index, _)| bits | 1 << index),
+            ..CompileOptions::new(&self.architecture)
+        };
+        let compiled = self
+            .compiler
+            .compile(text, &options)
+            .map_err(|error| unknown(&error.to_string()))?;
+        for found in compiled
+            .kernels
+            .iter()
+            .filter(|found| found.name == kernel.name)
+        {
+            self.resources.push(Resources {
+                kernel: kernel.name,
+                registers: found.registers,
+                local_bytes: found.local_bytes,
+                threadgroup_bytes: found.threadgroup_bytes,
+            });
+        }
+        Ok(Pipeline {
+            function: self.driver.load(&compiled.cubin, kernel.name)?,
+            parameters,
+        })
+    }
+
+    fn submit(&mut self, key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+        let launch_all = || {
+            stages
+                .iter()
+                .flatten()
+                .try_for_each(|dispatch| self.launch(dispatch))
+        };
+        match key.filter(|_| self.options.graphs) {
+            None => launch_all(),
+            Some(key) => {
+                let graph = self.driver.capture(launch_all)?;
+                graph.launch()?;
+                self.graphs.insert(key, graph);
+                Ok(())
+            }
+        }
+    }
+
+    fn replay(&mut self, key: u64) -> Result<bool, DeviceError> {
+        let Some(graph) = self.graphs.get(&key) else {
+            return Ok(false);
+        };
+        graph.launch()?;
+        Ok(true)
+    }
+
+    fn forget(&mut self, key: u64) {
+        self.graphs.remove(&key);
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        self.driver.synchronize()
+    }
+}

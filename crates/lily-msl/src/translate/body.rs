@@ -2,7 +2,7 @@
 
 use crate::lexer::{Kind, Token};
 
-use super::registers::close_index;
+use super::elements::close_index;
 use super::tokens::{
     concat, is_address_space, line_structure, matching, significant, skip, spaced, split_commas,
 };
@@ -60,9 +60,6 @@ impl Translator {
                 continue;
             }
             if token.kind == Kind::Word {
-                if self.target == Target::Cuda && self.is_short_loop(all, at, &out) {
-                    out.push(Token::raw("_Pragma(\"unroll\") "));
-                }
                 if let Some((words, end)) = self.special_word(all, at, &out) {
                     out.extend(words);
                     at = end;

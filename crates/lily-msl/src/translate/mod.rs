@@ -3,9 +3,9 @@
 //! is C++ already and stays as it is, on the line where it was.
 
 mod body;
+mod elements;
 mod emit;
 mod kernel;
-mod registers;
 mod tokens;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,7 +91,6 @@ pub fn translate_sources(
         type_names: BTreeSet::new(),
         uses: BTreeMap::new(),
         next_slot: 0,
-        numbers: BTreeMap::new(),
         rejections: Vec::new(),
     };
     if target == Target::Strict {
@@ -153,8 +152,6 @@ struct Translator {
     /// For each declaration at the top level, the words in it.
     uses: BTreeMap<String, BTreeSet<String>>,
     next_slot: u32,
-    /// Constants that are written as whole numbers.
-    numbers: BTreeMap<String, u32>,
     rejections: Vec<Rejection>,
 }
 
@@ -445,11 +442,6 @@ impl Translator {
                 .collect()
         };
         let array = name == "]";
-        if let [number] = value
-            && let Ok(number) = number.text.trim_end_matches(['u', 'U']).parse()
-        {
-            self.numbers.insert(name.clone(), number);
-        }
         let is_constexpr = all.iter().any(|token| token.text == "constexpr");
         let prefix = match self.target {
             Target::Strict => return self.body(declaration, false),

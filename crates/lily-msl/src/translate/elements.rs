@@ -1,64 +1,10 @@
-//! For CUDA: what keeps vectors and small arrays in registers. Registers have no numbers, so that an element whose number
-//! is known only at run time puts its whole vector or array into local memory, which is device memory.
-//!
-//! - A loop of a few rounds is unrolled: its counter is then known. Compilers do that by themselves, until the body
-//!   seems too large to them.
-//! - An element that is read, `v[i]`, becomes `msl_at(v, i)`, which chooses among all elements if `v` is a vector. What is
-//!   written stays as it is.
-
-use std::collections::BTreeMap;
+//! For CUDA: an element of a vector whose number is known only at run time. Registers have no numbers, so that it would put
+//! the vector into local memory, which is device memory. An element that is read, `v[i]`, becomes `msl_at(v, i)`,
+//! which chooses among all elements if `v` is a vector. What is written stays as it is.
 
 use crate::lexer::{Kind, Token};
 
-use super::Translator;
-use super::tokens::{matching, significant};
-
-/// Loops of so many rounds are unrolled.
-const MOST_ROUNDS: u32 = 16;
-
-impl Translator {
-    /// Whether a loop of a few rounds begins here, and the source does not say itself how it is unrolled.
-    pub(super) fn is_short_loop(&self, all: &[Token], at: usize, before: &[Token]) -> bool {
-        all[at].text == "for"
-            && !after_unroll(before)
-            && matching(all, at, "(", ")")
-                .and_then(|end| rounds(&significant(&all[at..end]), &self.numbers))
-                .is_some_and(|rounds| rounds <= MOST_ROUNDS)
-    }
-}
-
-fn after_unroll(before: &[Token]) -> bool {
-    let last = before
-        .iter()
-        .rev()
-        .find(|token| !matches!(token.kind, Kind::Space | Kind::Newline));
-    last.is_some_and(|token| token.kind == Kind::Directive && token.text.contains("unroll"))
-}
-
-/// How often `for (T i = a; i < b; i += c` goes round, if the numbers are literals or constants.
-fn rounds(head: &[Token], numbers: &BTreeMap<String, u32>) -> Option<u32> {
-    let number = |token: &Token| {
-        let literal = token.text.trim_end_matches(['u', 'U']).parse();
-        literal.ok().or_else(|| numbers.get(&token.text).copied())
-    };
-    let parts: Vec<&[Token]> = head.split(|token| token.text == ";").collect();
-    let [start, [counter, less, end], step] = parts[..] else {
-        return None;
-    };
-    let [.., named, equals, start] = start else {
-        return None;
-    };
-    if named.text != counter.text || equals.text != "=" || less.text != "<" {
-        return None;
-    }
-    let step = match step {
-        [one, two] if one.text == "++" || two.text == "++" => 1,
-        [_, plus, step] if plus.text == "+=" => number(step)?,
-        _ => return None,
-    };
-    let length = number(end)?.checked_sub(number(start)?)?;
-    (step > 0).then(|| length.div_ceil(step))
-}
+use super::tokens::significant;
 
 /// Writes the bracket that closes an index, and makes a reading of an element a call.
 pub(super) fn close_index(out: &mut Vec<Token>, close: &Token, after: &[Token]) {
@@ -287,22 +233,6 @@ mod tests {
             "struct { float4 of[M]; const uchar* at[M]; };",
         ] {
             assert_eq!(rewritten(text), text);
-        }
-    }
-
-    #[test]
-    fn rounds_are_counted() {
-        let numbers = BTreeMap::from([("TILE".to_owned(), 16)]);
-        for (head, expected) in [
-            ("for (uint i = 0; i < 4; ++i", Some(4)),
-            ("for (int i = 2; i < TILE; i += 4", Some(4)),
-            ("for (int i = 0; i < TILE; i++", Some(16)),
-            ("for (int i = 0; i < n; i++", None),
-            ("for (int i = 8; i > 0; i /= 2", None),
-            ("for (int i = first; i < 8; i++", None),
-        ] {
-            let tokens = lex(head, true).tokens;
-            assert_eq!(rounds(&significant(&tokens), &numbers), expected, "{head}");
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Metal kernels without a Metal device: a translator from the Metal Shading Language to C++, and an
 //! emulator that runs the result on the processor.
 //!
-//! This crate is for development alone. It needs the system's C++ compiler (`CXX`, else `c++`, `g++` or
-//! `clang++`), C++17 and nothing else.
+//! It is for development, and for what is built ahead: translating needs the system's C++ compiler (`CXX`, else `c++`,
+//! `g++` or `clang++`), C++17 and nothing else. Only [`nvrtc`] is for programs when they run.
 //!
 //! - [`translate`] turns one kernel file into C++ (or CUDA, or the dialect of a strict check) and reads off
 //!   each kernel's [`KernelSignature`], against which host code can be checked;
 //! - [`Emulator`] builds such a file for this machine and [`Library::dispatch`] runs its kernels: every thread
 //!   is a fiber, simdgroups exchange in lockstep, barriers hold. A dispatch reports divergence always, and in
 //!   the race build also races and accesses out of bounds, with counts of all memory traffic;
-//! - [`StrictCheck`] holds a file against MSL's type system, address spaces included, by means of clang.
+//! - [`StrictCheck`] holds a file against MSL's type system, address spaces included, by means of clang;
+//! - [`cuda`] makes one text of a file for NVIDIA GPUs, which [`nvrtc`] compiles, with what each kernel takes.
 //!
 //! # What a kernel file may contain
 //!
@@ -17,6 +18,7 @@
 //! - Every instantiation of a kernel template has a `host_name`.
 //! - Functions are not overloaded by address space alone, which C++ does not have.
 //! - Simdgroup functions are reached by all lanes of a simdgroup that have not returned.
+//! - Rows of 16-bit simdgroup matrices begin at even elements.
 //! - `#include "x.h"` names another file of the same [`Sources`], taken once; macros are the system
 //!   preprocessor's.
 //! - Threadgroup variables are declared without an initialiser, in a kernel's own body.

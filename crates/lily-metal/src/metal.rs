@@ -1,0 +1,297 @@
+//! The machine: what [`lily_gpu::Gpu`] asks of it.
+
+use crate::batch::{Work, cut};
+use crate::capture::Capture;
+use crate::compile::{Libraries, Pipeline};
+use crate::encode::{Encoding, Sent, check, work};
+use crate::fault::Fault;
+use crate::machine::Machine;
+use crate::memory::{Buffer, Memory};
+use crate::probe::tensors_are_right;
+use crate::timing::{Timing, Timings, batch_label, stage_label};
+use lily_gpu::kernels::{Bound, Constant};
+use lily_gpu::{Gpu, GpuDescription, MatrixUnits, Stage};
+use lily_plan::DeviceError;
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::ProtocolObject;
+use objc2_metal::{
+    MTLBuffer, MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandQueue,
+    MTLCreateSystemDefaultDevice, MTLDevice, MTLFence,
+};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How the GPU is driven.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MetalOptions {
+    /// Each dispatch waits for the one before, as if it depended on it: what concurrent stages are worth is the
+    /// difference. Results are equal either way.
+    pub serial_encoding: bool,
+    /// The first work is written to this `.gputrace` document, for Xcode; METAL_CAPTURE_ENABLED=1 must be set.
+    pub capture: Option<PathBuf>,
+    /// Each stage is a command buffer of its own, so that [`Metal::take_timings`] tells stages apart. Slower.
+    pub stage_timing: bool,
+    /// Matrix products run on simdgroup matrices even where tensor operations are faster: what those are worth is the
+    /// difference.
+    pub simdgroup_matrices: bool,
+}
+
+/// The GPU of a Mac. It owns queue, compiled kernels and the work that is under way; buffers and pipelines that it
+/// hands out belong to whoever asked for them.
+pub struct Metal {
+    device: Retained<ProtocolObject<dyn MTLDevice>>,
+    queue: Retained<ProtocolObject<dyn MTLCommandQueue>>,
+    fence: Retained<ProtocolObject<dyn MTLFence>>,
+    memory: Arc<Memory>,
+    libraries: Libraries,
+    machine: Machine,
+    matrices: Matrices,
+    options: MetalOptions,
+    capture: Capture,
+    /// In the order in which they run.
+    sent: Vec<Sent>,
+    timings: Timings,
+}
+
+/// What multiplies matrices, and why.
+struct Matrices {
+    units: MatrixUnits,
+    reason: String,
+}
+
+impl Matrices {
+    fn of(metal: &mut Metal) -> Self {
+        let found = if metal.options.simdgroup_matrices {
+            Err("as asked for".to_string())
+        } else {
+            metal.machine.has_tensors().and_then(|()| {
+                tensors_are_right(metal).map_err(|error| {
+                    // A compiler's text is long, and its first line says what is wrong.
+                    let error = error.lines().next().unwrap_or("no reason");
+                    format!("tensor operations do not work here: {error}")
+                })
+            })
+        };
+        let (units, reason) = match found {
+            Ok(true) => (
+                MatrixUnits::TensorOperations,
+                "small products were right, the same to the bit on tiles of all sizes".into(),
+            ),
+            Ok(false) => (
+                MatrixUnits::TensorOperations,
+                "small products were right; tiles of different sizes differ in the last bits, and so may a prompt \
+                 that is cut into other chunks"
+                    .into(),
+            ),
+            Err(reason) => (MatrixUnits::SimdgroupMatrices, reason),
+        };
+        Matrices { units, reason }
+    }
+}
+
+/// Opens the Mac's GPU, and finds out what it can do.
+pub fn open(options: MetalOptions) -> Result<Metal, DeviceError> {
+    autoreleasepool(|_| {
+        let refuse = |what: &str, reason: &str| DeviceError::Unsupported {
+            device: "metal".into(),
+            what: what.into(),
+            reason: reason.into(),
+        };
+        let device = MTLCreateSystemDefaultDevice().ok_or_else(|| {
+            refuse(
+                "anything here",
+                "macOS offers this program no GPU; --device cpu runs everywhere",
+            )
+        })?;
+        let machine = Machine::of(&device);
+        machine.check()?;
+        let queue = device
+            .newCommandQueue()
+            .ok_or_else(|| refuse("a command queue", "Metal made none"))?;
+        let fence = device
+            .newFence()
+            .ok_or_else(|| refuse("a fence", "Metal made none"))?;
+        let mut metal = Metal {
+            memory: Memory::new(&device, &queue)?,
+            libraries: Libraries::new(&device, &machine),
+            // Until tensor operations are found to be right.
+            matrices: Matrices {
+                units: MatrixUnits::SimdgroupMatrices,
+                reason: String::new(),
+            },
+            capture: Capture::default(),
+            sent: Vec::new(),
+            timings: Timings::default(),
+            device,
+            queue,
+            fence,
+            machine,
+            options,
+        };
+        metal.matrices = Matrices::of(&mut metal);
+        // The probe's own work is no one's business.
+        metal.timings.take();
+        if let Some(path) = metal.options.capture.clone() {
+            metal.capture.ask(&path)?;
+        }
+        Ok(metal)
+    })
+}
+
+impl Metal {
+    /// Which Mac this is.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// The GPU's own times of the work that was waited for since this was last called: by stage with
+    /// [`MetalOptions::stage_timing`], otherwise by command buffer.
+    pub fn take_timings(&mut self) -> Vec<Timing> {
+        self.timings.take()
+    }
+
+    /// Writes the next work that is sent off, up to the next wait, to a `.gputrace` document.
+    pub fn capture_next(&mut self, path: &Path) -> Result<(), DeviceError> {
+        self.capture.ask(path)
+    }
+
+    /// Adds a kernel file beside those of the program, or takes another in its place: for tests and probes. Pipelines
+    /// made before stay as they are.
+    pub fn add_source(&mut self, file: &'static str, text: &'static str) {
+        self.libraries.add_source(file, text);
+    }
+
+    fn label(&self, stages: &[Stage<'_, Self>]) -> String {
+        let kernels = stages
+            .iter()
+            .flatten()
+            .map(|dispatch| dispatch.pipeline.kernel);
+        if self.options.stage_timing {
+            stage_label(kernels)
+        } else {
+            let kernels: Vec<&str> = kernels.collect();
+            batch_label(kernels.into_iter())
+        }
+    }
+
+    /// What went wrong with a command buffer that has ended.
+    fn fault(&self, sent: &Sent, position: usize, count: usize) -> Option<DeviceError> {
+        if sent.buffer.status() != MTLCommandBufferStatus::Error {
+            return None;
+        }
+        let (code, text) = match sent.buffer.error() {
+            Some(error) => (error.code(), error.localizedDescription().to_string()),
+            None => (0, "no reason".to_string()),
+        };
+        let fault = Fault {
+            label: &format!("command buffer {position} of {count} ({})", sent.label),
+            code,
+            text: &text,
+            allocated: self.device.currentAllocatedSize() as u64,
+            recommended: self.memory.recommended(),
+        };
+        Some(fault.error())
+    }
+}
+
+impl Drop for Metal {
+    fn drop(&mut self) {
+        // The work under way uses the queue's fence and the pipelines. There is no one left to tell an error.
+        let _ = self.wait();
+    }
+}
+
+impl Gpu for Metal {
+    type Buffer = Buffer;
+    type Pipeline = Pipeline;
+
+    fn describe(&self) -> GpuDescription {
+        GpuDescription {
+            device: "metal",
+            hardware: self.machine.hardware(),
+            cores: self.machine.cores,
+            matrix_units: self.matrices.units,
+            matrices: match (self.matrices.units, &self.matrices.reason) {
+                (MatrixUnits::TensorOperations, reason) => {
+                    format!("tensor operations of Metal 4 ({reason})")
+                }
+                (_, reason) => format!("simdgroup matrices ({reason})"),
+            },
+        }
+    }
+
+    fn available_memory(&self) -> Option<u64> {
+        let recommended = self.memory.recommended();
+        Some(recommended.saturating_sub(self.memory.allocated()))
+    }
+
+    fn allocate(&self, bytes: usize, what: &str) -> Result<Buffer, DeviceError> {
+        self.memory.allocate(bytes, what)
+    }
+
+    fn address(&self, buffer: &Buffer) -> u64 {
+        buffer.raw.gpuAddress()
+    }
+
+    fn write(&self, buffer: &Buffer, offset: usize, bytes: &[u8]) {
+        buffer.copy_in(offset, bytes);
+    }
+
+    fn read(&self, buffer: &Buffer, offset: usize, bytes: &mut [u8]) {
+        buffer.copy_out(offset, bytes);
+    }
+
+    fn pipeline(
+        &mut self,
+        kernel: &Bound,
+        constants: &[Constant],
+    ) -> Result<Pipeline, DeviceError> {
+        autoreleasepool(|_| self.libraries.pipeline(kernel, constants))
+    }
+
+    // Nothing is kept under the key: a plan is encoded each time it runs.
+    fn submit(&mut self, _key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+        for dispatch in stages.iter().flatten() {
+            check(dispatch)?;
+        }
+        let works: Vec<Work> = stages.iter().map(work).collect();
+        self.memory.begin_work();
+        let result = autoreleasepool(|_| {
+            self.capture.start(&self.queue)?;
+            for batch in cut(&works, self.options.stage_timing) {
+                let stages = &stages[batch];
+                let encoding = Encoding {
+                    queue: &self.queue,
+                    fence: &self.fence,
+                    serial: self.options.serial_encoding,
+                };
+                let follows = !self.sent.is_empty();
+                let sent = encoding.send(stages, self.label(stages), follows)?;
+                self.sent.push(sent);
+            }
+            Ok(())
+        });
+        if result.is_err() {
+            // A part of a run may be under way, and no one will wait for it. Its own error says less than this one.
+            let _ = self.wait();
+        }
+        result
+    }
+
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        autoreleasepool(|_| {
+            let all = std::mem::take(&mut self.sent);
+            let mut first = None;
+            for (index, sent) in all.iter().enumerate() {
+                sent.buffer.waitUntilCompleted();
+                let (begin, end) = (sent.buffer.GPUStartTime(), sent.buffer.GPUEndTime());
+                self.timings.add(&sent.label, begin, end);
+                // What comes behind an error fails too, and says less.
+                first = first.or_else(|| self.fault(sent, index + 1, all.len()));
+            }
+            self.capture.stop();
+            self.memory.end_work();
+            first.map_or(Ok(()), Err)
+        })
+    }
+}

@@ -4,7 +4,7 @@ use crate::arena::{Output, ScratchView};
 use crate::state::StateView;
 use crate::weights::Weights;
 use lily_checkpoint::{ModelConfig, bf16_to_f32, f32_to_bf16};
-use lily_plan::{DeviceError, ElementType, Phase, Plan, ScratchId};
+use lily_plan::{DeviceError, ElementType, Phase, Plan, SamplingRow, ScratchId};
 use std::cell::UnsafeCell;
 
 /// One run of a plan.
@@ -15,6 +15,7 @@ pub(crate) struct Context<'a> {
     pub weights: &'a Weights,
     pub tokens: &'a [u32],
     pub token_limit: u32,
+    pub sampling: &'a [SamplingRow<'a>],
     pub scratch: ScratchView<'a>,
     pub sessions: &'a [StateView<'a>],
     /// The tokens chosen by the plan.

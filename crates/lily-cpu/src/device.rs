@@ -271,11 +271,13 @@ impl CpuDevice {
         launch: Launch<'_>,
         mut run_stage: impl FnMut(&Run<'_>, &[usize]),
     ) -> Result<Outcome, DeviceError> {
+        launch.check_sampling(plan)?;
         let Launch {
             tokens,
             sessions,
             preset,
             token_limit,
+            sampling,
             mut observer,
         } = launch;
         let mut states = Self::states(plan, tokens, sessions)?;
@@ -291,6 +293,7 @@ impl CpuDevice {
             weights: &self.weights,
             tokens,
             token_limit,
+            sampling,
             scratch: ScratchView::new(&self.arena, &placement, plan),
             sessions: &views,
             next_tokens: &chosen,

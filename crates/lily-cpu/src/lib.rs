@@ -7,6 +7,7 @@ mod context;
 mod device;
 mod native;
 mod reference;
+mod sample;
 mod state;
 mod weights;
 

@@ -109,6 +109,7 @@ fn a_decode_plan_refuses_positions_beyond_its_context() {
         sessions: &mut [runner.session.as_mut()],
         preset: &[],
         token_limit: u32::MAX,
+        sampling: &[],
         observer: None,
     };
     match runner.device.execute(&plan, launch) {
@@ -159,6 +160,7 @@ fn run(
         sessions: &mut [runner.session.as_mut()],
         preset,
         token_limit,
+        sampling: &[],
         observer: Some(&mut keep),
     };
     let outcome = runner.device.execute(&plan, launch).unwrap();
@@ -456,6 +458,7 @@ fn what_is_declared_bf16_is_rounded_to_bf16() {
                     sessions: &mut [runner.session.as_mut()],
                     preset: &[],
                     token_limit: u32::MAX,
+                    sampling: &[],
                     observer: Some(&mut observer),
                 };
                 runner.device.execute(&plan, launch).unwrap();
@@ -504,6 +507,7 @@ fn a_result_that_is_not_written_is_found() {
             sessions: &mut [runner.session.as_mut()],
             preset: &preset,
             token_limit: u32::MAX,
+            sampling: &[],
             observer: None,
         };
         let (_, differences) = runner.device.compare_steps(&plan, launch).unwrap();
@@ -521,6 +525,7 @@ fn bounds_are_near_what_rounding_does() {
         sessions: &mut [runner.session.as_mut()],
         preset: &[],
         token_limit: u32::MAX,
+        sampling: &[],
         observer: None,
     };
     let (_, differences) = runner.device.compare_steps(&plan, launch).unwrap();

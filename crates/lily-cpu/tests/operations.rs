@@ -81,6 +81,7 @@ impl OneStep<'_> {
             sessions: &mut [runner.session.as_mut()],
             preset: &preset,
             token_limit: u32::MAX,
+            sampling: &[],
             observer: Some(&mut keep),
         };
         runner.device.execute(&plan, launch).unwrap();
@@ -487,6 +488,7 @@ fn products_with_chosen_experts() {
                     (chosen, ids.clone()),
                 ],
                 token_limit: u32::MAX,
+                sampling: &[],
                 observer: Some(&mut keep),
             };
             runner.device.execute(&plan, launch).unwrap();
@@ -521,6 +523,7 @@ fn intermediate_values_of_the_small_oracles() {
                 sessions: &mut [runner.session.as_mut()],
                 preset: &[],
                 token_limit: u32::MAX,
+                sampling: &[],
                 observer: Some(&mut seen),
             };
             runner.device.execute(&plan, launch).unwrap();

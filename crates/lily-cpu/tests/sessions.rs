@@ -60,6 +60,7 @@ fn rows_of_several_sessions_decode_as_each_alone() {
                     sessions: &mut bound,
                     preset: &[],
                     token_limit: u32::MAX,
+                    sampling: &[],
                     observer: None,
                 };
                 let outcome = device.execute(&plan, launch).unwrap();
@@ -157,6 +158,7 @@ fn a_launch_that_does_not_fit_is_refused_and_changes_nothing() {
             sessions: &mut [session],
             preset: &[],
             token_limit: u32::MAX,
+            sampling: &[],
             observer: None,
         };
         match runner.device.execute(plan, launch) {

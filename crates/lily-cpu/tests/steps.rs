@@ -24,6 +24,7 @@ fn check(
         sessions: &mut [runner.session.as_mut()],
         preset: &[],
         token_limit: u32::MAX,
+        sampling: &[],
         observer: None,
     };
     let (_, differences) = runner.device.compare_steps(plan, launch).unwrap();
@@ -208,6 +209,7 @@ fn a_wrong_result_is_found() {
         sessions: &mut [session.as_mut()],
         preset: &[],
         token_limit: u32::MAX,
+        sampling: &[],
         observer: None,
     };
     let (_, differences) = device.compare_steps_with(&right, &plan, launch).unwrap();

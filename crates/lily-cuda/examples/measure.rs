@@ -260,6 +260,7 @@ fn launch<'a>(tokens: &'a [u32], sessions: &'a mut [&'a mut dyn SessionState]) -
         sessions,
         preset: &[],
         token_limit: u32::MAX,
+        sampling: &[],
         observer: None,
     }
 }

@@ -67,6 +67,7 @@ fn run_everything(
                 sessions: &mut borrowed,
                 preset: &[],
                 token_limit: 96,
+                sampling: &[],
                 observer: None,
             };
             device.execute(&plan, launch)?;

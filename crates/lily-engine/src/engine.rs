@@ -215,6 +215,7 @@ impl Engine {
             sessions: &mut [session.state.as_mut()],
             preset: &[],
             token_limit: self.token_limit(),
+            sampling: &[],
             observer: None,
         };
         let outcome = self.device.execute(plan, launch)?;

@@ -411,6 +411,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             sessions,
             preset,
             token_limit,
+            sampling: _,
             observer,
         } = launch;
         let mut states = states::<G>(plan, tokens, sessions)?;

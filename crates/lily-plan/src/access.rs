@@ -175,6 +175,9 @@ impl Operation {
             Operation::ArgMax { logits } => {
                 Access::scratch(&[*logits], &[], &[]).writing(&[NextToken])
             }
+            Operation::Sample { logits, adjusted } => {
+                Access::scratch(&[*logits], &[*adjusted], &[]).writing(&[NextToken])
+            }
             Operation::Projections {
                 input,
                 norm,

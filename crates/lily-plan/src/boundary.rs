@@ -210,6 +210,9 @@ fn why(operation: &Operation) -> &'static str {
         }
         Operation::SelectLastRow { .. } => "it copies a finished row",
         Operation::ArgMax { .. } => "the largest logit is known only once all are there",
+        Operation::Sample { .. } => {
+            "a share of the probabilities is known only once all logits are there"
+        }
         Operation::GatedActivation { .. }
         | Operation::ResidualAdd { .. }
         | Operation::Rotate { .. }

@@ -24,7 +24,7 @@ pub struct Machine {
     /// Cost of each dispatch of a stage beyond its first, seconds.
     pub dispatch_seconds: f64,
     /// Least duration, in seconds, of a stage with a step that runs in a single threadgroup (route,
-    /// group-experts, arg-max).
+    /// group-experts, arg-max, sample).
     pub single_group_seconds: f64,
     /// Where each of the numbers comes from, one sentence a number.
     pub assumptions: Vec<String>,
@@ -213,7 +213,10 @@ impl Operation {
     pub fn is_single_group(&self) -> bool {
         matches!(
             self,
-            Operation::Route { .. } | Operation::GroupExperts { .. } | Operation::ArgMax { .. }
+            Operation::Route { .. }
+                | Operation::GroupExperts { .. }
+                | Operation::ArgMax { .. }
+                | Operation::Sample { .. }
         )
     }
 }

@@ -239,6 +239,8 @@ impl Count<'_> {
     fn written(&self, operation: &Operation, id: ScratchId) -> u64 {
         match *operation {
             Operation::AttentionPartial { block_length, .. } => self.partials(id, block_length),
+            // Touched only where bias, penalties or a mask act.
+            Operation::Sample { .. } => 0,
             _ => self.bytes(id),
         }
     }
@@ -401,6 +403,7 @@ impl Count<'_> {
             | Operation::Combine { .. }
             | Operation::SelectLastRow { .. }
             | Operation::ArgMax { .. }
+            | Operation::Sample { .. }
             | Operation::QueryKeyPrepare { .. }
             | Operation::AttentionMergeGate { .. }
             | Operation::CombineAdd { .. } => 0,
@@ -433,7 +436,9 @@ impl Count<'_> {
                 .sum(),
             Operation::RmsNorm { output, .. } => self.rows(output),
             // A whole vector each.
-            Operation::Route { logits, .. } | Operation::ArgMax { logits } => self.rows(logits),
+            Operation::Route { logits, .. }
+            | Operation::ArgMax { logits }
+            | Operation::Sample { logits, .. } => self.rows(logits),
             Operation::GroupExperts { .. } => 1,
             Operation::DeltaPrepare { .. } => heads(2 * config.linear_key_heads),
             Operation::DeltaStep { .. } | Operation::GatedNorm { .. } => {

@@ -3,6 +3,7 @@
 
 use crate::operand::{ScratchId, StateSlot};
 use crate::plan::Plan;
+use lily_sampling::SamplingRow;
 use std::any::Any;
 use std::sync::Arc;
 
@@ -124,8 +125,35 @@ pub struct Launch<'a> {
     pub preset: &'a [(ScratchId, Vec<f32>)],
     /// Ids at and above this have no token and are never chosen on the device.
     pub token_limit: u32,
+    /// What chooses each row's token where the plan samples; greedy for rows beyond its end, so that an empty slice is
+    /// greedy for all.
+    pub sampling: &'a [SamplingRow<'a>],
     /// Looks on.
     pub observer: Option<&'a mut dyn Observer>,
+}
+
+impl Launch<'_> {
+    /// Refuses sampling parameters outside of their ranges, and masks that do not reach the last id that may be chosen.
+    ///
+    /// # Errors
+    /// [`DeviceError::Launch`], with the row.
+    pub fn check_sampling(&self, plan: &Plan) -> Result<(), DeviceError> {
+        let vocabulary = plan.model.config.vocab_size;
+        let words = vocabulary
+            .min(self.token_limit as usize)
+            .div_ceil(u32::BITS as usize);
+        for (index, row) in self.sampling.iter().enumerate() {
+            let refuse = |reason: String| DeviceError::Launch(format!("row {index}: {reason}"));
+            let valid = row.parameters.validate(vocabulary as u32);
+            valid.map_err(|error| refuse(error.to_string()))?;
+            if let Some(found) = row.allowed.map(<[u32]>::len).filter(|found| *found < words) {
+                return Err(refuse(format!(
+                    "a mask of {found} words of 32 tokens; {words} are needed"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What a run leaves behind.
@@ -133,7 +161,8 @@ pub struct Launch<'a> {
 pub struct Outcome {
     /// Logits, row by row, where the plan has them.
     pub logits: Vec<f32>,
-    /// The token of each row, where the plan chooses it.
+    /// The token of each row, where the plan chooses it. [`NO_TOKEN`](lily_sampling::NO_TOKEN) where there is none to
+    /// be chosen ([`Operation::Sample`](crate::Operation::Sample)).
     pub tokens: Vec<u32>,
 }
 

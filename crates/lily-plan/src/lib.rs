@@ -30,6 +30,7 @@ pub use count::{Assumptions, Routing, Totals, Work};
 pub use device::{
     Device, DeviceDescription, DeviceError, Launch, Observer, Outcome, SessionBytes, SessionState,
 };
+pub use lily_sampling::{NO_TOKEN, SamplingRow};
 pub use model::ModelDescription;
 pub use operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec, StateCopy, StateSlot};
 pub use operation::{Operation, Projection, WeightArithmetic};

@@ -298,6 +298,29 @@ pub enum Operation {
         /// [R, V].
         logits: ScratchId,
     },
+    /// The token that each row's [`SamplingRow`](lily_sampling::SamplingRow) of the launch chooses: the function
+    /// [`Chooser::choose`](lily_sampling::Chooser::choose), of which this is a summary.
+    ///
+    /// 1. Where a logit below the launch's limit of ids is NaN or +∞, or all are −∞, or the mask leaves none that is
+    ///    not −∞, the row's token is [`NO_TOKEN`](lily_sampling::NO_TOKEN): the sampler refuses such rows.
+    /// 2. In f32, and only for the tokens concerned: bias is added, then the repetition penalty, then presence and
+    ///    frequency penalties ([`Adjustment::apply`](lily_sampling::Adjustment::apply)); tokens outside of the mask
+    ///    become −∞.
+    /// 3. Temperature 0: the largest logit, the lower id of equal ones.
+    /// 4. Weights `exp((logit − largest) / temperature)`. Top-k by rank (better logit, then lower id); of what it
+    ///    left, the fewest best tokens whose weights sum to at least the share top-p; of those, the ones whose weight
+    ///    is at least min-p.
+    /// 5. With u = [`uniform`](lily_sampling::uniform)(seed, step), the first token, in ascending order of ids, at
+    ///    which the sum of weights exceeds u times their total.
+    ///
+    /// The reference and the CPU compute weights in f64. Another device may choose differently only where u, the
+    /// share or the bar comes as close to a sum of weights as its own weights are inexact.
+    Sample {
+        /// [R, V].
+        logits: ScratchId,
+        /// [R, V]: memory to work in. What is left there is the device's own business.
+        adjusted: ScratchId,
+    },
 
     // ---- Fused operations: one dispatch each, defined by `expand`. ----
     /// Fused: RMS norm of the input (if any) and several products with it. Each work item normalises
@@ -462,6 +485,7 @@ impl Operation {
             Operation::Combine { .. } => "combine",
             Operation::SelectLastRow { .. } => "select-last-row",
             Operation::ArgMax { .. } => "arg-max",
+            Operation::Sample { .. } => "sample",
             Operation::Projections { norm: Some(_), .. } => "norm-projections",
             Operation::Projections { norm: None, .. } => "projections",
             Operation::ProjectAdd { .. } => "project-add",

@@ -30,6 +30,8 @@ pub enum PlanOutput {
     AllLogits,
     /// The most probable token, chosen on the device; the logits too.
     Token,
+    /// The token that each row's sampling parameters choose, on the device, and nothing else: the logits stay there.
+    Sampled,
 }
 
 /// What a plan is recorded for. Plans of one class are replayed; what varies inside a class (tokens,

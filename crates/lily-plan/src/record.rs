@@ -332,8 +332,14 @@ impl Recorder {
             projections: vec![linear(self.builder.model.head(), logits)],
             arithmetic,
         });
-        if self.builder.class.output == PlanOutput::Token {
-            self.push(Operation::ArgMax { logits });
+        match self.builder.class.output {
+            PlanOutput::Token => self.push(Operation::ArgMax { logits }),
+            PlanOutput::Sampled => {
+                let adjusted = self.float("adjusted", rows, config.vocab_size);
+                self.push(Operation::Sample { logits, adjusted });
+                return None;
+            }
+            PlanOutput::State | PlanOutput::LastLogits | PlanOutput::AllLogits => {}
         }
         Some(logits)
     }

@@ -29,19 +29,27 @@
 //! bias, penalties, temperature and filters, over the rows that have a token. This is what OpenAI's and
 //! vLLM's interfaces report by default, and it lets answers drawn with different parameters be compared.
 //!
+//! # On other devices
+//!
+//! A token is a function of its row of logits and of a [`SamplingRow`]: [`Chooser::choose`] is that function, in f64
+//! where it weighs. A device that chooses for itself takes the same row, and may differ where a sum of weights comes
+//! as close to the random number, to top-p's share or to min-p's bar as its weights are inexact; it says how close.
+//!
 //! # Cost
 //!
 //! No step sorts the vocabulary. Top-k is one pass that keeps a short list; top-p sums the mass in one pass
 //! and then selects by mass in a list that grows only when the distribution is flat. Buffers are reused:
-//! once warm, a step allocates nothing unless alternatives were asked for.
+//! once warm, a step allocates nothing unless bias, penalties or alternatives were asked for.
 
 #![forbid(unsafe_code)]
 
 mod candidates;
+mod choose;
 mod parameters;
 mod random;
 mod sampler;
 
+pub use choose::{Adjustment, Chooser, NO_TOKEN, SamplingRow};
 pub use parameters::{MAXIMUM_ALTERNATIVES, SamplingParameters};
 pub use random::{philox4x32_10, uniform};
 pub use sampler::{Sampled, Sampler};

@@ -61,6 +61,7 @@ impl<D: Device> Runner<D> {
             sessions: &mut [self.session.as_mut()],
             preset: &[],
             token_limit: u32::MAX,
+            sampling: &[],
             observer: None,
         };
         self.device.execute(plan, launch).expect("the plan runs")

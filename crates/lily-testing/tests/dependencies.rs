@@ -9,8 +9,11 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("lily-checkpoint", &[]),
     ("lily-text", &[]),
     ("lily-sampling", &[]),
-    ("lily-plan", &["lily-checkpoint"]),
-    ("lily-cpu", &["lily-checkpoint", "lily-plan"]),
+    ("lily-plan", &["lily-checkpoint", "lily-sampling"]),
+    (
+        "lily-cpu",
+        &["lily-checkpoint", "lily-plan", "lily-sampling"],
+    ),
     (
         "lily-engine",
         &["lily-checkpoint", "lily-plan", "lily-sampling", "lily-text"],

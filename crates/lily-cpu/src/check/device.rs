@@ -109,6 +109,7 @@ fn launch<'a>(
         sessions,
         preset: &[],
         token_limit,
+        sampling: &[],
         observer: None,
     }
 }

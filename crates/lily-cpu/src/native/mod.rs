@@ -14,6 +14,7 @@ pub use kernels::InstructionSet;
 pub(crate) use work::Work;
 
 use crate::context::Context;
+use crate::sample::sample;
 use lily_plan::Operation;
 
 /// What a native kernel works with.
@@ -57,6 +58,7 @@ impl<'a> Native<'a> {
                 self.elementwise(output, move |i| rows[first + i])
             }
             Operation::ArgMax { logits } => self.arg_max(logits),
+            Operation::Sample { logits, .. } => Work::new(1, move |_| sample(self.context, logits)),
             Operation::Projections {
                 input,
                 norm,

@@ -12,6 +12,7 @@ pub(crate) use magnitude::product_magnitudes;
 
 use crate::arena::{Arena, ELEMENT_BYTES};
 use crate::context::{Context, round_to};
+use crate::sample::sample;
 use lily_plan::{Operation, ScratchId, WeightArithmetic};
 
 /// Runs one step of the context's plan, as the sequence it stands for.
@@ -97,6 +98,7 @@ fn run(operation: &Operation, context: &Context<'_>) {
             );
         }
         Operation::ArgMax { logits } => arg_max(context, logits),
+        Operation::Sample { logits, .. } => sample(context, logits),
         Operation::Convolve {
             layer,
             input,

@@ -127,6 +127,10 @@ impl Recorder<'_> {
             } => self.residual_add(residual, update, output),
             Operation::SelectLastRow { input, output } => self.select_last_row(input, output),
             Operation::ArgMax { logits } => self.arg_max(logits),
+            Operation::Sample { .. } => {
+                let what = "sampling".to_string();
+                return Err(self.unsupported(what, "its kernels do not sample yet"));
+            }
             Operation::Project {
                 input,
                 weight,

@@ -21,56 +21,89 @@ struct LaneColumns {
     float of[MOST_LANE_WIDTH];
 };
 
+// A lane's columns as they are stored: eight bfloats in the first half, or up to eight floats in both.
+struct StoredColumns {
+    uint4 low;
+    uint4 high;
+};
+
 // A lane's columns of a head that begins at `base`.
-inline LaneColumns load_columns(device const uchar* base, uint lane, bool is_bfloat) {
-    LaneColumns x;
+inline StoredColumns load_stored(device const uchar* base, uint lane, bool is_bfloat) {
+    StoredColumns x;
+    x.low = uint4(0u);
+    x.high = uint4(0u);
     if (LANE_WIDTH == 8 && is_bfloat) {
-        uint4 words = *(device const uint4*)(base + lane * 16);
-        for (uint i = 0; i < 4; ++i) {
-            float2 pair = unpack_bfloats(words[i]);
-            x.of[2 * i] = pair.x;
-            x.of[2 * i + 1] = pair.y;
-        }
+        x.low = *(device const uint4*)(base + lane * 16);
     } else if (LANE_WIDTH % 4 == 0) {
-        for (uint i = 0; i < MOST_LANE_WIDTH; i += 4) {
-            if (i >= LANE_WIDTH) break;
-            float4 part = load4(base, lane * LANE_WIDTH + i, is_bfloat);
-            for (uint j = 0; j < 4; ++j) x.of[i + j] = part[j];
-        }
+        x.low = as_type<uint4>(load4(base, lane * LANE_WIDTH, is_bfloat));
+        if (LANE_WIDTH == 8) x.high = as_type<uint4>(load4(base, lane * LANE_WIDTH + 4, is_bfloat));
     } else {
-        for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-            if (i < LANE_WIDTH) x.of[i] = load1(base, lane * LANE_WIDTH + i, is_bfloat);
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            uint column = lane * LANE_WIDTH + i;
+            if (i < LANE_WIDTH) x.low[i] = as_type<uint>(load1(base, column, is_bfloat));
+            if (i + 4 < LANE_WIDTH) x.high[i] = as_type<uint>(load1(base, column + 4, is_bfloat));
         }
     }
     return x;
 }
 
-// A head's running softmax: its largest score, the sum of weights and this lane's columns of the weighted values.
-struct Running {
-    float largest;
-    float weight;
-    LaneColumns sums;
-};
-
-// Brings two running softmaxes over different positions together.
-inline void join(thread Running& mine, float largest, float weight, LaneColumns sums) {
-    float top = max(mine.largest, largest);
-    // No position yet on either side: both weights are zero.
-    float own = mine.largest == -INFINITY ? 0.0f : exp(mine.largest - top);
-    float other = largest == -INFINITY ? 0.0f : exp(largest - top);
-    mine.weight = mine.weight * own + weight * other;
-    for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-        if (i < LANE_WIDTH) mine.sums.of[i] = mine.sums.of[i] * own + sums.of[i] * other;
+inline LaneColumns unpack_columns(StoredColumns stored, bool is_bfloat) {
+    LaneColumns x;
+    if (LANE_WIDTH == 8 && is_bfloat) {
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            float2 pair = unpack_bfloats(stored.low[i]);
+            x.of[2 * i] = pair.x;
+            x.of[2 * i + 1] = pair.y;
+        }
+    } else {
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) {
+            x.of[i] = as_type<float>(stored.low[i]);
+            x.of[i + 4] = as_type<float>(stored.high[i]);
+        }
     }
-    mine.largest = top;
+    return x;
+}
+
+// Positions that a simdgroup takes at once.
+constant constexpr int POSITIONS = 4;
+
+// One step of `scatter_sums`: half of the values go to the lanes `distance` away.
+template <int HALF, int N> inline void scatter_half(thread float (&values)[N], uint lane, ushort distance) {
+    bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+        float given = upper ? values[i] : values[i + HALF];
+        float kept = upper ? values[i + HALF] : values[i];
+        values[i] = kept + simd_shuffle_xor(given, distance);
+    }
+}
+
+// Sums each of N values (4, 8 or 16) over the lanes and leaves value `lane / (32 / N)` in each lane: half of the values
+// go to the other half of the lanes at each step, so that N values cost about N exchanges. The order of each sum is
+// that of `sum_lanes`.
+template <int N> inline float scatter_sums(thread float (&values)[N], uint lane) {
+    if (N == 16) scatter_half<(N > 8 ? 8 : 1)>(values, lane, 16);
+    if (N >= 8) scatter_half<(N > 4 ? 4 : 1)>(values, lane, 128 / N);
+    scatter_half<2>(values, lane, 64 / N);
+    scatter_half<1>(values, lane, 32 / N);
+    float sum = values[0];
+#pragma unroll
+    for (ushort distance = 16 / N; distance > 0; distance /= 2) sum += simd_shuffle_xor(sum, distance);
+    return sum;
 }
 
 // Contract. For a row, H query heads of one KV head and one block of positions [block · BLOCK, ..) up to the row's own:
 // D weighted sums, the largest score, the sum of weights; or, WHOLE, the sums over the weight, rounded to the output's
 // type. queries [rows, QUERY_HEADS · WIDTH]; output [rows, QUERY_HEADS, BLOCKS, WIDTH + 2] f32, or [rows,
 // QUERY_HEADS · WIDTH]. Blocks behind a row's position are not written.
-// Eight simdgroups take the positions in turn; their softmaxes are joined in the order of a tree, the same for every
-// block. Grid: blocks, KV heads · (heads of a group / H), rows.
+// Eight simdgroups take four positions each in turn: a lane has WIDTH / 32 columns of every head's query, so a key is
+// one load of 512 bytes by the simdgroup; the 4 · H scores are summed over lanes together, each by some of the lanes,
+// which also keep its head's softmax; the weights are handed round for the values. The simdgroups' softmaxes are
+// joined in the order of a tree, the same for every block.
+// Grid: blocks, KV heads · (heads of a group / H), rows.
 template <int H>
 kernel void attend(
     device const Session* sessions [[buffer(0)]],
@@ -91,32 +124,72 @@ kernel void attend(
     Session session = sessions[session_of(row)];
     float scale = precise::rsqrt(float(WIDTH));
 
-    LaneColumns query[H];
-    Running running[H];
+    LaneColumns query[H], sums[H];
     ulong query_bytes = (ulong)WIDTH * (INPUT_BFLOAT ? 2 : 4);
+#pragma unroll
     for (int h = 0; h < H; ++h) {
-        query[h] = load_columns(queries + ((ulong)row * QUERY_HEADS + first_head + h) * query_bytes, lane, INPUT_BFLOAT);
-        running[h].largest = -INFINITY;
-        running[h].weight = 0.0f;
-        for (uint i = 0; i < MOST_LANE_WIDTH; ++i) running[h].sums.of[i] = 0.0f;
+        device const uchar* head = queries + ((ulong)row * QUERY_HEADS + first_head + h) * query_bytes;
+        query[h] = unpack_columns(load_stored(head, lane, INPUT_BFLOAT), INPUT_BFLOAT);
+        for (uint i = 0; i < MOST_LANE_WIDTH; ++i) sums[h].of[i] = 0.0f;
     }
-    for (uint at = start + simdgroup; at < end; at += SIMDGROUPS) {
-        LaneColumns key = load_columns(cached(session, layer, 0, key_head, at), lane, CACHE_BFLOAT);
-        LaneColumns value = load_columns(cached(session, layer, 1, key_head, at), lane, CACHE_BFLOAT);
-        float4 scores = float4(0.0f);
-        for (int h = 0; h < H; ++h) {
-            for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-                if (i < LANE_WIDTH) scores[h] = fma(query[h].of[i], key.of[i], scores[h]);
+    // This lane's value is that of head lane / (32 / H) and, within it, of one of the positions; its largest score and
+    // sum of weights are the head's.
+    constexpr uint LANES_A_VALUE = 32 / (POSITIONS * H), LANES_A_HEAD = 32 / H;
+    uint own_position = lane % LANES_A_HEAD / LANES_A_VALUE;
+    float largest = -INFINITY, weight = 0.0f;
+    for (uint at = start + simdgroup * POSITIONS; at < end; at += SIMDGROUPS * POSITIONS) {
+        float partial[POSITIONS * H];
+        StoredColumns values[POSITIONS];
+#pragma unroll
+        for (int p = 0; p < POSITIONS; ++p) {
+            // Behind the last position the last one again: what is there may be anything.
+            uint there = min(at + p, end - 1);
+            device const uchar* stored = cached(session, layer, 0, key_head, there);
+            LaneColumns key = unpack_columns(load_stored(stored, lane, CACHE_BFLOAT), CACHE_BFLOAT);
+#pragma unroll
+            for (int h = 0; h < H; ++h) {
+                float sum = 0.0f;
+#pragma unroll
+                for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
+                    if (i < LANE_WIDTH) sum = fma(query[h].of[i], key.of[i], sum);
+                }
+                partial[h * POSITIONS + p] = sum;
             }
         }
-        scores = sum_lanes(scores) * scale;
+        // On their way while scores are summed; before, they would take registers that the keys need.
+#pragma unroll
+        for (int p = 0; p < POSITIONS; ++p) {
+            uint there = min(at + p, end - 1);
+            values[p] = load_stored(cached(session, layer, 1, key_head, there), lane, CACHE_BFLOAT);
+        }
+        float score = scatter_sums<POSITIONS * H>(partial, lane) * scale;
+        if (at + own_position >= end) score = -INFINITY;
+        float top = max(largest, score);
+        for (ushort distance = LANES_A_VALUE; distance < LANES_A_HEAD; distance *= 2) {
+            top = max(top, simd_shuffle_xor(top, distance));
+        }
+        float keep = exp(largest - top), p_own = exp(score - top), added = p_own;
+        for (ushort distance = LANES_A_VALUE; distance < LANES_A_HEAD; distance *= 2) {
+            added += simd_shuffle_xor(added, distance);
+        }
+        largest = top;
+        weight = weight * keep + added;
+#pragma unroll
         for (int h = 0; h < H; ++h) {
-            float top = max(running[h].largest, scores[h]);
-            float keep = exp(running[h].largest - top), p = exp(scores[h] - top);
-            running[h].largest = top;
-            running[h].weight = running[h].weight * keep + p;
-            for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-                if (i < LANE_WIDTH) running[h].sums.of[i] = fma(p, value.of[i], running[h].sums.of[i] * keep);
+            float kept = simd_broadcast(keep, ushort(h * LANES_A_HEAD));
+#pragma unroll
+            for (uint i = 0; i < MOST_LANE_WIDTH; ++i) sums[h].of[i] *= kept;
+        }
+#pragma unroll
+        for (int p = 0; p < POSITIONS; ++p) {
+            LaneColumns value = unpack_columns(values[p], CACHE_BFLOAT);
+#pragma unroll
+            for (int h = 0; h < H; ++h) {
+                float share = simd_broadcast(p_own, ushort(h * LANES_A_HEAD + p * LANES_A_VALUE));
+#pragma unroll
+                for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
+                    if (i < LANE_WIDTH) sums[h].of[i] = fma(share, value.of[i], sums[h].of[i]);
+                }
             }
         }
     }
@@ -125,42 +198,57 @@ kernel void attend(
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (simdgroup >= half_count && simdgroup < 2 * half_count) {
             uint slot = simdgroup - half_count;
+#pragma unroll
             for (int h = 0; h < H; ++h) {
+#pragma unroll
                 for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-                    if (i < LANE_WIDTH) shared_sums[(slot * H + h) * 256 + i * 32 + lane] = running[h].sums.of[i];
+                    if (i < LANE_WIDTH) shared_sums[(slot * H + h) * 256 + i * 32 + lane] = sums[h].of[i];
                 }
-                if (lane == 0) {
-                    shared_scalars[(slot * H + h) * 2] = running[h].largest;
-                    shared_scalars[(slot * H + h) * 2 + 1] = running[h].weight;
-                }
+            }
+            if (lane % LANES_A_HEAD == 0) {
+                shared_scalars[(slot * H + lane / LANES_A_HEAD) * 2] = largest;
+                shared_scalars[(slot * H + lane / LANES_A_HEAD) * 2 + 1] = weight;
             }
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         if (simdgroup < half_count) {
+            float other = shared_scalars[(simdgroup * H + lane / LANES_A_HEAD) * 2];
+            float other_weight = shared_scalars[(simdgroup * H + lane / LANES_A_HEAD) * 2 + 1];
+            float top = max(largest, other);
+            // No position on one side: its weight is zero. The first simdgroup always has one.
+            float keep = largest == -INFINITY ? 0.0f : exp(largest - top);
+            float take = other == -INFINITY ? 0.0f : exp(other - top);
+            weight = weight * keep + other_weight * take;
+            largest = top;
+#pragma unroll
             for (int h = 0; h < H; ++h) {
-                LaneColumns sums;
+                float kept = simd_broadcast(keep, ushort(h * LANES_A_HEAD));
+                float taken = simd_broadcast(take, ushort(h * LANES_A_HEAD));
+#pragma unroll
                 for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-                    if (i < LANE_WIDTH) sums.of[i] = shared_sums[(simdgroup * H + h) * 256 + i * 32 + lane];
+                    if (i < LANE_WIDTH) {
+                        float theirs = shared_sums[(simdgroup * H + h) * 256 + i * 32 + lane];
+                        sums[h].of[i] = sums[h].of[i] * kept + theirs * taken;
+                    }
                 }
-                float largest = shared_scalars[(simdgroup * H + h) * 2];
-                join(running[h], largest, shared_scalars[(simdgroup * H + h) * 2 + 1], sums);
             }
         }
     }
     if (simdgroup != 0) return;
+#pragma unroll
     for (int h = 0; h < H; ++h) {
         ulong head = (ulong)row * QUERY_HEADS + first_head + h;
         ulong first = WHOLE ? head * WIDTH : (head * BLOCKS + block) * (WIDTH + 2);
-        float factor = WHOLE ? 1.0f / running[h].weight : 1.0f;
+        float total = simd_broadcast(weight, ushort(h * LANES_A_HEAD));
+        float factor = WHOLE ? 1.0f / total : 1.0f;
         bool is_bfloat = WHOLE && OUTPUT_BFLOAT;
+#pragma unroll
         for (uint i = 0; i < MOST_LANE_WIDTH; ++i) {
-            if (i < LANE_WIDTH) {
-                store1(output, first + lane * LANE_WIDTH + i, running[h].sums.of[i] * factor, is_bfloat);
-            }
+            if (i < LANE_WIDTH) store1(output, first + lane * LANE_WIDTH + i, sums[h].of[i] * factor, is_bfloat);
         }
-        if (!WHOLE && lane == 0) {
-            store1(output, first + WIDTH, running[h].largest, false);
-            store1(output, first + WIDTH + 1, running[h].weight, false);
+        if (!WHOLE && lane == h * LANES_A_HEAD) {
+            store1(output, first + WIDTH, largest, false);
+            store1(output, first + WIDTH + 1, weight, false);
         }
     }
 }
@@ -168,30 +256,51 @@ template [[host_name("attend_1")]] kernel decltype(attend<1>) attend<1>;
 template [[host_name("attend_2")]] kernel decltype(attend<2>) attend<2>;
 template [[host_name("attend_4")]] kernel decltype(attend<4>) attend<4>;
 
+// Blocks of a row.
+constant constexpr uint MOST_BLOCKS = 1024;
+
 // Contract. output [rows, QUERY_HEADS · WIDTH] = the blocks of `attend` put together in ascending order; GATED: times
-// sigmoid of the second halves of query_gate's heads. A threadgroup of WIDTH threads a head and row.
+// sigmoid of the second halves of query_gate's heads. At most MOST_BLOCKS blocks. A threadgroup of WIDTH threads a head
+// and row: the threads share out the blocks' largest scores and weights, then each adds its own column's sums.
 kernel void merge_blocks(
     device const Session* sessions [[buffer(0)]],
     device const float* partials [[buffer(1)]],
     device const uchar* query_gate [[buffer(2), function_constant(GATED)]],
     device uchar* output [[buffer(3)]],
     uint2 position [[threadgroup_position_in_grid]],
-    uint column [[thread_index_in_threadgroup]])
+    uint column [[thread_index_in_threadgroup]],
+    uint simdgroup [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]])
 {
+    threadgroup float scales[MOST_BLOCKS];
+    threadgroup float tops[8];
+    threadgroup float weights[8];
     uint row = position.y;
     ulong head = (ulong)row * QUERY_HEADS + position.x;
     device const float* blocks = partials + head * BLOCKS * (WIDTH + 2);
     uint used = position_of(sessions, row) / BLOCK + 1;
     float largest = -INFINITY;
-    for (uint block = 0; block < used; ++block) largest = max(largest, blocks[block * (WIDTH + 2) + WIDTH]);
-    float sum = 0.0f, weight = 0.0f;
-    for (uint block = 0; block < used; ++block) {
-        device const float* at = blocks + block * (WIDTH + 2);
-        float scale = exp(at[WIDTH] - largest);
-        weight += scale * at[WIDTH + 1];
-        sum = fma(scale, at[column], sum);
+    for (uint block = column; block < used; block += WIDTH) {
+        largest = max(largest, blocks[block * (WIDTH + 2) + WIDTH]);
     }
-    float value = sum / weight;
+    for (ushort distance = 16; distance > 0; distance /= 2) largest = max(largest, simd_shuffle_xor(largest, distance));
+    if (lane == 0) tops[simdgroup] = largest;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint s = 0; s < WIDTH / 32; ++s) largest = max(largest, tops[s]);
+    float weight = 0.0f;
+    for (uint block = column; block < used; block += WIDTH) {
+        device const float* at = blocks + block * (WIDTH + 2) + WIDTH;
+        float scale = exp(at[0] - largest);
+        scales[block] = scale;
+        weight = fma(scale, at[1], weight);
+    }
+    weight = sum_lanes(weight);
+    if (lane == 0) weights[simdgroup] = weight;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float total = 0.0f, sum = 0.0f;
+    for (uint s = 0; s < WIDTH / 32; ++s) total += weights[s];
+    for (uint block = 0; block < used; ++block) sum = fma(scales[block], blocks[block * (WIDTH + 2) + column], sum);
+    float value = sum / total;
     if (GATED) value *= sigmoid(load1(query_gate, head * 2 * WIDTH + WIDTH + column, GATE_BFLOAT));
     store1(output, head * WIDTH + column, value, OUTPUT_BFLOAT);
 }

@@ -113,16 +113,9 @@ kernel void project_experts(
     clear(sums);
     clear(ups);
     for (int m = 0; m < M; ++m) squares.of[m] = 0.0f;
-    for (uint first = 0; first < COLUMNS; first += CHUNK) {
-        for (uint from = 0; from < 8; from += Staged<M>::VECTORS) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            stage_chunk<M>(stage, squares, input, norm, rows, count, first, from, thread_index);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            uint column = first + lane * LANE_COLUMNS;
-            if (active) multiply_chunk<M>(sums, matrix, block, COLUMNS, BITS, column, from, stage + lane);
-            if (active && HAS_UP) multiply_chunk<M>(ups, other, block, COLUMNS, UP_BITS, column, from, stage + lane);
-        }
-    }
+    Rows four = {matrix, block, BITS}, other_four = {other, block, UP_BITS};
+    multiply_rows<M>(sums, ups, squares, four, other_four, active, HAS_UP, stage, input, norm, rows, count, thread_index,
+                     lane);
     if (HAS_NORM) finish_norm<M>(squares, partial, simdgroup, lane);
     if (!active) return;
     reduce<M>(sums, squares);
@@ -170,6 +163,7 @@ struct Activation {
 inline Activation load_activation(device const uchar* input, ulong first, bool inside, bool is_bfloat) {
     Activation x;
     x.total = 0.0f;
+#pragma unroll
     for (uint v = 0; v < 8; ++v) {
         float4 part = float4(0.0f);
         if (inside) part = load4(input, first + v * 4, is_bfloat);
@@ -179,67 +173,66 @@ inline Activation load_activation(device const uchar* input, ulong first, bool i
     return x;
 }
 
-inline float dot_codes(uint4 low, uint4 high, uint bits, Activation x) {
+inline float dot_codes(uint4 low, uint4 high, uint bits, thread const Activation& x) {
     float sum = 0.0f;
     if (bits == 4) {
+#pragma unroll
         for (uint v = 0; v < 8; ++v) sum += dot(codes4(low[v / 2] >> (v % 2 * 16)), x.of[v]);
     } else {
+#pragma unroll
         for (uint v = 0; v < 4; ++v) sum += dot(codes8(low[v]), x.of[v]) + dot(codes8(high[v]), x.of[v + 4]);
     }
     return sum;
 }
 
-// One chunk of columns of TILE rows of a matrix, as the lanes of a simdgroup hold it: each lane a row of every
-// `rows_at_once`.
-struct TileChunk {
-    uint4 low[TILE];
-    uint4 high[TILE];
-    float2 scale_bias[TILE];
-};
-
-// Adds to `sums[0..TILE)` (threadgroup memory of this simdgroup) the products of the rows from `first_row` on with an
-// activation that begins at `input`'s element `start`, over the chunk in `chunk`.
-inline void add_tile(
-    threadgroup float* sums, thread TileChunk& chunk, bool is_first, device const uchar* input, ulong start, uint column,
-    bool inside, uint bits, bool is_bfloat, uint lanes, uint lane)
-{
-    Activation x = load_activation(input, start + column, inside, is_bfloat);
-    uint rows_at_once = 32 / lanes;
-    for (uint i = 0; i < TILE; i += 4) {
-        if (i * rows_at_once >= TILE) break;
-        float4 dots = float4(0.0f);
-        for (uint j = 0; j < 4; ++j) {
-            if ((i + j) * rows_at_once >= TILE) break;
-            float2 scale_bias = chunk.scale_bias[i + j];
-            dots[j] = scale_bias.x * dot_codes(chunk.low[i + j], chunk.high[i + j], bits, x) + scale_bias.y * x.total;
-        }
-        for (ushort distance = lanes / 2; distance > 0; distance /= 2) dots += simd_shuffle_xor(dots, distance);
-        for (uint j = 0; j < 4; ++j) {
-            uint row = (i + j) * rows_at_once + lane / lanes;
-            // The same lane for the same row each time: no barrier is needed.
-            if (row < TILE && lane % lanes == 0) sums[row] = is_first ? dots[j] : sums[row] + dots[j];
-        }
-    }
+// The products of a lane's columns with four rows, whose codes it holds.
+inline float4 dot_block(BlockCodes low, BlockCodes high, uint bits, thread const Activation& x) {
+    float2 pair0 = unpack_bfloats(low.pairs.x), pair1 = unpack_bfloats(low.pairs.y);
+    float2 pair2 = unpack_bfloats(low.pairs.z), pair3 = unpack_bfloats(low.pairs.w);
+    float4 dots = float4(dot_codes(low.row0, high.row0, bits, x), dot_codes(low.row1, high.row1, bits, x),
+                         dot_codes(low.row2, high.row2, bits, x), dot_codes(low.row3, high.row3, bits, x));
+    return float4(pair0.x, pair1.x, pair2.x, pair3.x) * dots + float4(pair0.y, pair1.y, pair2.y, pair3.y) * x.total;
 }
 
-inline void load_tile(
-    thread TileChunk& chunk, Matrix matrix, uint first_row, uint row_count, uint columns, uint bits, uint column,
-    uint lanes, uint lane)
+// The products of one expert's (or the shared expert's) TILE rows from `first_row` on with the activations of the pairs
+// that chose it (or of all rows), into `products`. `input` has a row of `columns` a pair (or a row). The lanes that
+// share a weight row are as many as take it in one round; the others take the next blocks of four.
+template <int M>
+inline void add_slot(
+    threadgroup float* products, Matrix matrix, uint first_row, uint columns, uint bits, device const uchar* input,
+    bool is_bfloat, device const uint* ids, uint slot, uint slot_count, uint expert, bool is_shared, uint lane)
 {
-    uint rows_at_once = 32 / lanes;
-    ulong row_bytes = (ulong)columns * bits / 8;
-    for (uint i = 0; i < TILE; ++i) {
-        if (i * rows_at_once >= TILE) break;
-        uint row = first_row + i * rows_at_once + lane / lanes;
-        chunk.low[i] = uint4(0u);
-        chunk.high[i] = uint4(0u);
-        chunk.scale_bias[i] = float2(0.0f);
-        if (row >= row_count || column >= columns) continue;
-        device const uchar* codes = matrix.codes + row * row_bytes + (ulong)column * bits / 8;
-        chunk.low[i] = *(device const uint4*)(codes);
-        if (bits == 8) chunk.high[i] = *(device const uint4*)(codes + 16);
-        ulong pair = ((ulong)(row / 4) * (columns / GROUP) + column / GROUP) * 4 + row % 4;
-        chunk.scale_bias[i] = unpack_bfloats(*(device const uint*)(matrix.pairs + pair * 4));
+    uint lanes = lanes_of(columns), blocks_at_once = 32 / lanes;
+    for (uint first = 0; first < columns; first += lanes * LANE_COLUMNS) {
+        uint column = first + lane % lanes * LANE_COLUMNS;
+        bool inside = column < columns;
+        Activation x;
+        if (M == 1) x = load_activation(input, (ulong)(is_shared ? 0 : slot) * columns + column, inside, is_bfloat);
+#pragma unroll
+        for (uint i = 0; i < TILE / 4; ++i) {
+            if (i * blocks_at_once >= TILE / 4) break;
+            uint local = i * blocks_at_once + lane / lanes, block = first_row / 4 + local;
+            bool there = local < TILE / 4 && block * 4 < OUTPUTS;
+            uint from = there ? column : columns;
+            BlockCodes low = load_block(matrix, block, columns, bits, from, 0), high = low;
+            if (bits == 8) high = load_block(matrix, block, columns, bits, from, 1);
+            uint last = M == 1 ? slot + 1 : slot_count;
+            for (uint pair = M > 1 && is_shared ? 0 : slot; pair < last; ++pair) {
+                if (M > 1 && !is_shared && ids[pair] != expert) continue;
+                if (M > 1) x = load_activation(input, (ulong)pair * columns + column, inside, is_bfloat);
+                float4 dots = dot_block(low, high, bits, x);
+                for (ushort distance = lanes / 2; distance > 0; distance /= 2) dots += simd_shuffle_xor(dots, distance);
+                // Row and choice of the pair; the shared expert comes behind the choices.
+                uint row = is_shared ? (M == 1 ? 0 : pair) : pair / CHOICES;
+                uint choice = is_shared ? CHOICES : pair % CHOICES;
+                if (there && lane % lanes == 0) {
+                    threadgroup float4* sums =
+                        (threadgroup float4*)(products + (row * (MOST_CHOICES + 1) + choice) * TILE) + local;
+                    // The same lane each time: no barrier is needed.
+                    *sums = first == 0 ? dots : *sums + dots;
+                }
+            }
+        }
     }
 }
 
@@ -266,41 +259,25 @@ kernel void expert_output(
     uint lane [[thread_index_in_simdgroup]])
 {
     // Products by row, choice (the shared expert last) and output.
-    threadgroup float products[M * (MOST_CHOICES + 1) * TILE];
+    threadgroup float4 product_memory[M * (MOST_CHOICES + 1) * TILE / 4];
+    threadgroup float* products = (threadgroup float*)product_memory;
     uint pair_count = row_count * CHOICES, first_row = position * TILE;
-    TileChunk chunk;
     for (uint slot = simdgroup; slot <= pair_count; slot += SIMDGROUPS) {
-        bool is_shared = slot == pair_count;
-        uint expert = is_shared ? 0 : ids[slot];
-        if (M > 1 && !is_shared) {
+        if (slot == pair_count) {
+            Matrix matrix = matrix_at(shared_down, 0, OUTPUTS, SHARED_COLUMNS, SHARED_BITS);
+            add_slot<M>(products, matrix, first_row, SHARED_COLUMNS, SHARED_BITS, shared_input, SHARED_BFLOAT, ids, slot,
+                        M == 1 ? slot + 1 : row_count, 0, true, lane);
+            continue;
+        }
+        uint expert = ids[slot];
+        if (M > 1) {
             bool taken = false;
             for (uint pair = lane; pair < slot; pair += 32) taken = taken || ids[pair] == expert;
             if (simd_any(taken)) continue;
         }
-        uint columns = is_shared ? SHARED_COLUMNS : COLUMNS, bits = is_shared ? SHARED_BITS : BITS;
-        uint lanes = is_shared ? lanes_of(SHARED_COLUMNS) : lanes_of(COLUMNS);
-        Matrix matrix = matrix_at(is_shared ? shared_down : down, expert, OUTPUTS, columns, bits);
-        for (uint first = 0; first < columns; first += lanes * LANE_COLUMNS) {
-            uint column = first + lane % lanes * LANE_COLUMNS;
-            bool inside = column < columns;
-            load_tile(chunk, matrix, first_row, OUTPUTS, columns, bits, column, lanes, lane);
-            if (is_shared) {
-                for (uint row = 0; row < row_count; ++row) {
-                    threadgroup float* sums = products + (row * (MOST_CHOICES + 1) + CHOICES) * TILE;
-                    add_tile(sums, chunk, first == 0, shared_input, (ulong)row * columns, column, inside, bits,
-                             SHARED_BFLOAT, lanes, lane);
-                }
-            } else {
-                uint last = M == 1 ? slot + 1 : pair_count;
-                for (uint pair = slot; pair < last; ++pair) {
-                    if (ids[pair] != expert) continue;
-                    uint row = pair / CHOICES, choice = pair % CHOICES;
-                    threadgroup float* sums = products + (row * (MOST_CHOICES + 1) + choice) * TILE;
-                    add_tile(sums, chunk, first == 0, activated, (ulong)pair * columns, column, inside, bits,
-                             INPUT_BFLOAT, lanes, lane);
-                }
-            }
-        }
+        Matrix matrix = matrix_at(down, expert, OUTPUTS, COLUMNS, BITS);
+        add_slot<M>(products, matrix, first_row, COLUMNS, BITS, activated, INPUT_BFLOAT, ids, slot, pair_count, expert,
+                    false, lane);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint at = thread_index; at < row_count * TILE; at += SIMDGROUPS * 32) {

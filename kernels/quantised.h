@@ -64,19 +64,55 @@ template <int M> struct Staged {
     static constexpr constant int VECTORS = M > 4 ? 4 : 8;
 };
 
-// Adds what four activation vectors of each row give with the codes of the same 16 columns. `stage` is at the
-// first of the lane's vectors.
+// A lane's codes of four weight rows, 32 columns of 4 bits or 16 of 8, with the rows' scales and biases.
+struct BlockCodes {
+    uint4 row0;
+    uint4 row1;
+    uint4 row2;
+    uint4 row3;
+    uint4 pairs;
+};
+
+// What a lane needs of rows 4·block to 4·block+3 for its columns from `column` on: all 32, or of 8 bits those of vectors
+// 4 · part to 4 · part + 3. Behind the last column: zeros.
+inline BlockCodes load_block(Matrix matrix, uint block, uint columns, uint bits, uint column, uint part) {
+    BlockCodes codes;
+    if (column >= columns) {
+        codes.row0 = uint4(0u), codes.row1 = uint4(0u), codes.row2 = uint4(0u), codes.row3 = uint4(0u);
+        codes.pairs = uint4(0u);
+        return codes;
+    }
+    ulong row_bytes = (ulong)columns * bits / 8;
+    device const uchar* at = matrix.codes + (ulong)block * 4 * row_bytes + (ulong)column * bits / 8 + part * 16;
+    codes.row0 = *(device const uint4*)(at);
+    codes.row1 = *(device const uint4*)(at + row_bytes);
+    codes.row2 = *(device const uint4*)(at + 2 * row_bytes);
+    codes.row3 = *(device const uint4*)(at + 3 * row_bytes);
+    uint group = column / GROUP;
+    codes.pairs = *(device const uint4*)(matrix.pairs + ((ulong)block * (columns / GROUP) + group) * 16);
+    return codes;
+}
+
+// Adds what four activation vectors of each row give with the codes of the same 16 columns: the first half of a lane's
+// columns or the second. `stage` is at the first of those vectors.
 template <int M>
 inline void multiply_half(
-    thread Sums<M>& sums, uint4 row0, uint4 row1, uint4 row2, uint4 row3, uint bits, float4 scale, float4 bias,
-    threadgroup const float4* stage)
+    thread Sums<M>& sums, BlockCodes codes, uint bits, uint half_index, threadgroup const float4* stage)
 {
+    float2 pair0 = unpack_bfloats(codes.pairs.x), pair1 = unpack_bfloats(codes.pairs.y);
+    float2 pair2 = unpack_bfloats(codes.pairs.z), pair3 = unpack_bfloats(codes.pairs.w);
+    float4 scale = float4(pair0.x, pair1.x, pair2.x, pair3.x);
+    float4 bias = float4(pair0.y, pair1.y, pair2.y, pair3.y);
+    bool second = bits == 4 && half_index == 1;
+    uint2 row0 = codes.row0.xy, row1 = codes.row1.xy, row2 = codes.row2.xy, row3 = codes.row3.xy;
+    if (second) row0 = codes.row0.zw, row1 = codes.row1.zw, row2 = codes.row2.zw, row3 = codes.row3.zw;
     float4 dots[M];
     float totals[M];
     for (int m = 0; m < M; ++m) {
         dots[m] = float4(0.0f);
         totals[m] = 0.0f;
     }
+#pragma unroll
     for (int v = 0; v < 4; ++v) {
         float4 w0, w1, w2, w3;
         if (bits == 4) {
@@ -85,7 +121,8 @@ inline void multiply_half(
             w0 = codes4(row0[v / 2] >> shift), w1 = codes4(row1[v / 2] >> shift);
             w2 = codes4(row2[v / 2] >> shift), w3 = codes4(row3[v / 2] >> shift);
         } else {
-            w0 = codes8(row0[v]), w1 = codes8(row1[v]), w2 = codes8(row2[v]), w3 = codes8(row3[v]);
+            w0 = codes8(codes.row0[v]), w1 = codes8(codes.row1[v]);
+            w2 = codes8(codes.row2[v]), w3 = codes8(codes.row3[v]);
         }
         for (int m = 0; m < M; ++m) {
             float4 x = stage[(m * Staged<M>::VECTORS + v) * 32];
@@ -96,44 +133,15 @@ inline void multiply_half(
     for (int m = 0; m < M; ++m) sums.of[m] += scale * dots[m] + bias * totals[m];
 }
 
-// Adds the products of M staged rows with the rows 4·block to 4·block+3 over the lane's columns from `column` on,
-// of which vectors `from` to `from + Staged<M>::VECTORS` stand in `stage`, the lane's first first.
+// Adds the products of M staged rows over the staged part of a chunk. `codes` are what `load_block` gave for the lane's
+// columns and part `from / 4`; `stage` is at the lane's first staged vector.
 template <int M>
 inline void multiply_chunk(
-    thread Sums<M>& sums, Matrix matrix, uint block, uint columns, uint bits, uint column, uint from,
+    thread Sums<M>& sums, BlockCodes codes, Matrix matrix, uint block, uint columns, uint bits, uint column, uint from,
     threadgroup const float4* stage)
 {
-    if (column >= columns) return;
-    uint group = column / GROUP;
-    uint4 words = *(device const uint4*)(matrix.pairs + ((ulong)block * (columns / GROUP) + group) * 16);
-    float2 pair0 = unpack_bfloats(words.x), pair1 = unpack_bfloats(words.y);
-    float2 pair2 = unpack_bfloats(words.z), pair3 = unpack_bfloats(words.w);
-    float4 scale = float4(pair0.x, pair1.x, pair2.x, pair3.x);
-    float4 bias = float4(pair0.y, pair1.y, pair2.y, pair3.y);
-    ulong row_bytes = (ulong)columns * bits / 8;
-    device const uchar* codes = matrix.codes + (ulong)block * 4 * row_bytes + (ulong)(column + from * 4) * bits / 8;
-    if (bits == 4 && Staged<M>::VECTORS == 8) {
-        uint4 row0 = *(device const uint4*)(codes);
-        uint4 row1 = *(device const uint4*)(codes + row_bytes);
-        uint4 row2 = *(device const uint4*)(codes + 2 * row_bytes);
-        uint4 row3 = *(device const uint4*)(codes + 3 * row_bytes);
-        multiply_half<M>(sums, row0, row1, row2, row3, 4, scale, bias, stage);
-        multiply_half<M>(sums, uint4(row0.zw, row0.zw), uint4(row1.zw, row1.zw), uint4(row2.zw, row2.zw),
-            uint4(row3.zw, row3.zw), 4, scale, bias, stage + 128);
-    } else if (bits == 4) {
-        uint2 row0 = *(device const uint2*)(codes);
-        uint2 row1 = *(device const uint2*)(codes + row_bytes);
-        uint2 row2 = *(device const uint2*)(codes + 2 * row_bytes);
-        uint2 row3 = *(device const uint2*)(codes + 3 * row_bytes);
-        multiply_half<M>(sums, uint4(row0, row0), uint4(row1, row1), uint4(row2, row2), uint4(row3, row3), 4, scale, bias, stage);
-    } else {
-        for (int half_index = 0; half_index < Staged<M>::VECTORS / 4; ++half_index) {
-            device const uchar* part = codes + half_index * 16;
-            uint4 row0 = *(device const uint4*)(part);
-            uint4 row1 = *(device const uint4*)(part + row_bytes);
-            uint4 row2 = *(device const uint4*)(part + 2 * row_bytes);
-            uint4 row3 = *(device const uint4*)(part + 3 * row_bytes);
-            multiply_half<M>(sums, row0, row1, row2, row3, 8, scale, bias, stage + half_index * 128);
-        }
-    }
+    multiply_half<M>(sums, codes, bits, from / 4, stage);
+    if (Staged<M>::VECTORS == 4) return;
+    if (bits == 8) codes = load_block(matrix, block, columns, bits, column, 1);
+    multiply_half<M>(sums, codes, bits, 1, stage + 128);
 }

@@ -10,9 +10,12 @@ inline bool before(float value, uint index, float other, uint other_index) {
     return value > other || (value == other && index < other_index);
 }
 
+// Logits of a lane: 256 experts at most.
+constant constexpr uint LANE_EXPERTS = 8;
+
 // Contract. The CHOICES largest of each row's EXPERTS logits (f32), in descending order, the lower id first among
-// equals; weights = their softmax. A simdgroup a row: lanes hold EXPERTS / 32 logits each and find the largest
-// CHOICES times; 32 rows fill no GPU, but the step is 1 KB a row and bound by its latency.
+// equals; weights = their softmax. A simdgroup a row; its lanes keep the logits in registers, and each choice is one
+// search in them and one exchange of five steps. A row fills no GPU, but the step is 1 KB and bound by its latency.
 kernel void route(
     device const float* logits [[buffer(0)]],
     device uint* ids [[buffer(1)]],
@@ -21,18 +24,23 @@ kernel void route(
     uint lane [[thread_index_in_simdgroup]])
 {
     device const float* mine = logits + (ulong)row * EXPERTS;
-    // What was taken last: the next is the first behind it.
-    float last = INFINITY;
-    uint last_index = 0;
+    float values[LANE_EXPERTS];
+#pragma unroll
+    for (uint i = 0; i < LANE_EXPERTS; ++i) {
+        values[i] = i * 32 + lane < EXPERTS ? mine[i * 32 + lane] : -INFINITY;
+    }
+    uint taken = 0;
     float largest = 0.0f, total = 0.0f, own = 0.0f;
+    uint own_id = 0;
     for (uint choice = 0; choice < CHOICES; ++choice) {
         float best = -INFINITY;
         uint best_index = 0xffffffffu;
-        for (uint expert = lane; expert < EXPERTS; expert += 32) {
-            float value = mine[expert];
-            bool behind = choice == 0 || before(last, last_index, value, expert);
-            if (behind && before(value, expert, best, best_index)) {
-                best = value;
+#pragma unroll
+        for (uint i = 0; i < LANE_EXPERTS; ++i) {
+            uint expert = i * 32 + lane;
+            bool there = expert < EXPERTS && (taken >> i & 1) == 0;
+            if (there && before(values[i], expert, best, best_index)) {
+                best = values[i];
                 best_index = expert;
             }
         }
@@ -44,16 +52,20 @@ kernel void route(
                 best_index = other_index;
             }
         }
-        last = best;
-        last_index = best_index;
+        if (best_index % 32 == lane) taken |= 1u << (best_index / 32);
         if (choice == 0) largest = best;
         float p = exp(best - largest);
         total += p;
-        if (choice % 32 == lane) own = p;
-        if (lane == 0) ids[row * CHOICES + choice] = best_index;
-        // At most 32 choices fit one round of lanes; the host checks it.
+        // At most 32 choices: one a lane.
+        if (choice == lane) {
+            own = p;
+            own_id = best_index;
+        }
     }
-    if (lane < CHOICES) weights[row * CHOICES + lane] = own / total;
+    if (lane < CHOICES) {
+        ids[row * CHOICES + lane] = own_id;
+        weights[row * CHOICES + lane] = own / total;
+    }
 }
 
 // Contract. grouping = EXPERTS + 1 offsets, then the pair numbers in the order of their experts, ascending within

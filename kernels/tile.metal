@@ -1,5 +1,4 @@
 // Dense products of many rows on simdgroup matrices: prefill at bf16 on every GPU. tile.h says how the work is shaped.
-#define TILE_PROJECT tile_project
 #include "tile_project.h"
 
 using MatrixTile16 = MatrixTile<16>;

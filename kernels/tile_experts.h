@@ -1,6 +1,6 @@
 // Products of rows with the experts that they are routed to, rows of an expert together, for tiles of any type.
 // Constants and buffers are those of `project_experts` in experts.metal, which has a norm and an ungrouped form
-// besides. The file that includes this defines TILE_EXPERTS, the kernel's name.
+// besides. The file that includes this chooses the tiles and names the instances.
 #pragma once
 #include "tile.h"
 
@@ -59,7 +59,7 @@ inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, u
 // Outputs come first: most experts have one row tile, and its threadgroups share the gathered rows and stream the
 // expert once.
 template <class Tile>
-[[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void TILE_EXPERTS(
+[[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void tile_experts(
     device const uchar* input [[buffer(0)]],
     device const uint* grouping [[buffer(3)]],
     device const uchar* weight [[buffer(4)]],

@@ -1,5 +1,4 @@
 // Products with routed experts on simdgroup matrices: prefill at bf16 on every GPU. tile.h says how the work is shaped.
-#define TILE_EXPERTS tile_experts
 #include "tile_experts.h"
 
 using MatrixTile16 = MatrixTile<16>;

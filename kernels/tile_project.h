@@ -1,7 +1,6 @@
 // Dense products of many rows, for tiles of any type. One kernel computes up to four outputs from one input; one of
 // them may be a gated pair. Constants and buffers are those of `project` in vector.metal, which has a norm besides. The
-// file that includes this defines TILE_PROJECT, the kernel's name: the host knows kernels of different files by
-// different names.
+// file that includes this chooses the tiles and names the instances.
 #pragma once
 #include "tile.h"
 
@@ -39,7 +38,7 @@ inline uint output_tiles(uint outputs, bool gated) {
 // Threadgroups of Tile::THREADS, one a tile of Tile::ROWS rows. Grid: row tiles, output tiles of all outputs: the row
 // tiles that share weights run together, and read them from memory once.
 template <class Tile>
-[[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void TILE_PROJECT(
+[[max_total_threads_per_threadgroup(Tile::THREADS)]] kernel void tile_project(
     device const uchar* input [[buffer(0)]],
     device const uchar* weight_0 [[buffer(2)]],
     device const uchar* weight_1 [[buffer(3), function_constant(HAS_1)]],

@@ -22,9 +22,11 @@ template <int M> struct Factors {
     float of[M];
 };
 
-// Float4 of threadgroup memory that the staged part of a chunk takes.
+// Chunks that stand in threadgroup memory at once: as many as 16 KB hold.
 template <int M> struct Stage {
-    static constexpr constant int SIZE = M * Staged<M>::VECTORS * 32;
+    static constexpr constant int CHUNKS = M == 1 ? 4 : M == 2 ? 2 : 1;
+    static constexpr constant int CHUNK_SIZE = M * Staged<M>::VECTORS * 32;
+    static constexpr constant int SIZE = CHUNKS * CHUNK_SIZE;
 };
 
 // Puts vectors `from` to `from + Staged<M>::VECTORS` of each lane's columns of a chunk of M rows into threadgroup
@@ -48,6 +50,74 @@ inline void stage_chunk(
                 }
             }
             stage[(m * VECTORS + at % VECTORS) * 32 + at / VECTORS] = shrink(x);
+        }
+    }
+}
+
+// Rows 4·block to 4·block+3 of a matrix with codes of `bits` bits.
+struct Rows {
+    Matrix matrix;
+    uint block;
+    uint bits;
+};
+
+// The products of M rows with four rows of one matrix, and where `gated` of a second; sums are not yet reduced over
+// lanes. For few rows, a block's first codes are asked for before the activations are staged, and each further one
+// before the one in hand is multiplied, so that memory is never waited for twice; many rows hide its latency with
+// their own work, and need the registers.
+template <int M>
+inline void multiply_rows(
+    thread Sums<M>& sums, thread Sums<M>& others, thread Factors<M>& squares, Rows rows, Rows other, bool active,
+    bool gated, threadgroup float4* stage, device const uchar* input, device const float* norm,
+    threadgroup const uint* inputs, uint count, uint thread_index, uint lane)
+{
+    constexpr uint VECTORS = Staged<M>::VECTORS;
+    constexpr bool AHEAD = M <= 2;
+    uint column = lane * LANE_COLUMNS;
+    BlockCodes codes, other_codes;
+    if (AHEAD && active) codes = load_block(rows.matrix, rows.block, COLUMNS, rows.bits, column, 0);
+    if (AHEAD && active && gated) {
+        other_codes = load_block(other.matrix, other.block, COLUMNS, other.bits, column, 0);
+    }
+    for (uint first = 0; first < COLUMNS; first += Stage<M>::CHUNKS * CHUNK) {
+        for (uint from = 0; from < 8; from += VECTORS) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+            for (uint chunk = 0; chunk < Stage<M>::CHUNKS; ++chunk) {
+                if (first + chunk * CHUNK >= COLUMNS) break;
+                stage_chunk<M>(stage + chunk * Stage<M>::CHUNK_SIZE, squares, input, norm, inputs, count,
+                               first + chunk * CHUNK, from, thread_index);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            if (!active) continue;
+#pragma unroll
+            for (uint chunk = 0; chunk < Stage<M>::CHUNKS; ++chunk) {
+                uint now = first + chunk * CHUNK + column;
+                if (first + chunk * CHUNK >= COLUMNS) break;
+                BlockCodes present, other_present;
+                if (AHEAD) {
+                    present = codes;
+                    other_present = other_codes;
+                    codes = load_block(rows.matrix, rows.block, COLUMNS, rows.bits, now + CHUNK, 0);
+                    if (gated) {
+                        other_codes = load_block(other.matrix, other.block, COLUMNS, other.bits, now + CHUNK, 0);
+                    }
+                } else {
+                    // Of 4-bit codes, both halves come with one load; the second time it is answered by a cache.
+                    uint part = VECTORS == 4 && rows.bits == 8 ? from / 4 : 0;
+                    present = load_block(rows.matrix, rows.block, COLUMNS, rows.bits, now, part);
+                }
+                threadgroup const float4* staged = stage + chunk * Stage<M>::CHUNK_SIZE + lane;
+                multiply_chunk<M>(sums, present, rows.matrix, rows.block, COLUMNS, rows.bits, now, from, staged);
+                if (gated) {
+                    if (!AHEAD) {
+                        uint part = VECTORS == 4 && other.bits == 8 ? from / 4 : 0;
+                        other_present = load_block(other.matrix, other.block, COLUMNS, other.bits, now, part);
+                    }
+                    multiply_chunk<M>(others, other_present, other.matrix, other.block, COLUMNS, other.bits, now, from,
+                                      staged);
+                }
+            }
         }
     }
 }

@@ -86,16 +86,9 @@ kernel void project(
     clear(sums);
     clear(ups);
     for (int m = 0; m < M; ++m) squares.of[m] = 0.0f;
-    for (uint first = 0; first < COLUMNS; first += CHUNK) {
-        for (uint from = 0; from < 8; from += Staged<M>::VECTORS) {
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            stage_chunk<M>(stage, squares, input, norm, rows, count, first, from, thread_index);
-            threadgroup_barrier(mem_flags::mem_threadgroup);
-            uint column = first + lane * LANE_COLUMNS;
-            if (active) multiply_chunk<M>(sums, matrix, block, COLUMNS, bits, column, from, stage + lane);
-            if (active && gated) multiply_chunk<M>(ups, other, block, COLUMNS, UP_BITS, column, from, stage + lane);
-        }
-    }
+    Rows four = {matrix, block, bits}, other_four = {other, block, UP_BITS};
+    multiply_rows<M>(sums, ups, squares, four, other_four, active, gated, stage, input, norm, rows, count, thread_index,
+                     lane);
     if (HAS_NORM) finish_norm<M>(squares, partial, simdgroup, lane);
     if (!active) return;
     reduce<M>(sums, squares);

@@ -5,7 +5,7 @@ mod driver;
 
 use driver::{DeviceBuffer, Driver, Graph, Handle};
 use lily_gpu::kernels::{Bound, Constant, ConstantValue};
-use lily_gpu::{Argument, Dispatch, Gpu, GpuDescription, Stage};
+use lily_gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::nvrtc::{CompileOptions, Nvrtc};
 use lily_plan::DeviceError;
 use std::collections::HashMap;
@@ -145,6 +145,7 @@ impl Gpu for Cuda {
             device: "cuda",
             hardware: self.driver.name(),
             cores: self.driver.multiprocessors(),
+            matrix_units: MatrixUnits::SixteenBitMatrices,
             matrices: format!(
                 "tensor cores by mma ({}, NVRTC {major}.{minor})",
                 self.architecture

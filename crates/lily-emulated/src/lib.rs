@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use lily_gpu::kernels::{Bound, Constant, ConstantValue, SOURCES};
-use lily_gpu::{Argument, Gpu, GpuDescription, Stage};
+use lily_gpu::{Argument, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::{BuildKind, Emulator, Launch, Library, Report, Schedule, SharedBuffer, Sources};
 use lily_plan::DeviceError;
 use std::collections::HashMap;
@@ -25,6 +25,8 @@ pub struct EmulatedOptions {
     pub schedule: Schedule,
     /// Whether dispatches are kept with their counts.
     pub keep_reports: bool,
+    /// The kind of machine whose forms of kernels run.
+    pub matrix_units: MatrixUnits,
     /// A function constant beside those of the host, for kernels that read it: which barrier is taken away, in
     /// sources that [`lily_msl::removable_barriers`] made.
     pub further_constant: Option<Constant>,
@@ -36,6 +38,7 @@ impl Default for EmulatedOptions {
             build: BuildKind::Plain,
             schedule: Schedule::ProgramOrder,
             keep_reports: false,
+            matrix_units: MatrixUnits::SimdgroupMatrices,
             further_constant: None,
         }
     }
@@ -194,7 +197,8 @@ impl Gpu for Emulated {
             device: "emulated",
             hardware: "Metal kernels emulated on this processor".into(),
             cores: 1,
-            matrices: "simdgroup matrices, emulated".into(),
+            matrix_units: self.options.matrix_units,
+            matrices: format!("{:?}, emulated", self.options.matrix_units),
         }
     }
 

@@ -156,8 +156,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         let layout = self.layout(plan.class.precision).clone();
         let shared = self.gpu.clone();
         let mut gpu = lock(&shared);
-        let device = gpu.describe().device;
-        let recording = record::record(plan, &layout, &self.options.switches, device)?;
+        let recording = record::record(plan, &layout, &self.options.switches, &gpu.describe())?;
         for recorded in recording.stages.iter().flatten() {
             let key = pipeline_key(recorded);
             if !self.pipelines.contains_key(&key) {

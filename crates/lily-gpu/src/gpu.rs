@@ -3,6 +3,17 @@
 use crate::kernels::{Bound, Constant};
 use lily_plan::DeviceError;
 
+/// What multiplies matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixUnits {
+    /// Simdgroup matrices, as fast in float as in bfloat (Apple's M1 to M4).
+    SimdgroupMatrices,
+    /// Simdgroup matrices on units that take 16-bit operands alone (NVIDIA's tensor cores).
+    SixteenBitMatrices,
+    /// Metal 4 tensor operations; simdgroup matrices where a kernel has no form for them.
+    TensorOperations,
+}
+
 /// What a GPU says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuDescription {
@@ -12,7 +23,9 @@ pub struct GpuDescription {
     pub hardware: String,
     /// Cores (Apple), multiprocessors (NVIDIA), host threads (emulator).
     pub cores: usize,
-    /// What multiplies matrices, and how that was chosen.
+    /// What multiplies matrices.
+    pub matrix_units: MatrixUnits,
+    /// The same for people, and how it was chosen.
     pub matrices: String,
 }
 

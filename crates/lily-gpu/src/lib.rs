@@ -14,7 +14,7 @@ mod switches;
 mod weights;
 
 pub use device::{GpuDevice, GpuOptions};
-pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, Stage};
+pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
 pub use state::{GpuState, PAGE, StateLayout};
 pub use switches::Switches;
 pub use weights::matrix_bytes;

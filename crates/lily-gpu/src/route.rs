@@ -25,15 +25,13 @@ pub fn vector_simdgroups(blocks: usize, times: usize) -> usize {
         .unwrap_or(2)
 }
 
-/// A form of the matrix path: activation rows of a tile, threads, and its place among the kernel's instances.
+/// A form of the matrix path: activation rows of a tile and threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TileForm {
     /// Rows of a tile.
     pub rows: usize,
     /// Threads of its threadgroup (kernels/tile.h).
     pub threads: usize,
-    /// Place among the instances.
-    pub index: usize,
 }
 
 /// Tiles of 16, 32 and 64 rows.
@@ -41,17 +39,14 @@ const TILES: [TileForm; 3] = [
     TileForm {
         rows: 16,
         threads: 64,
-        index: 0,
     },
     TileForm {
         rows: 32,
         threads: 128,
-        index: 1,
     },
     TileForm {
         rows: 64,
         threads: 128,
-        index: 2,
     },
 ];
 
@@ -72,6 +67,15 @@ pub fn expert_tile(pairs: usize, experts: usize) -> TileForm {
         .rev()
         .find(|tile| load >= tile.rows)
         .unwrap_or(TILES[0])
+}
+
+/// Whether Gated DeltaNet may take a run by chunks of 32 tokens on simdgroup matrices instead of row by row. A chunk
+/// costs the same however few its rows are: by counting 5,184 multiplications of a lane, and a row of the scan 128 and a
+/// sum over lanes. So a run should fill one. Key and value widths are in eights there.
+/// By counting the scan is the shorter one for whole chunks, too, unless matrix units are faster than lanes: hence
+/// [`Switches::chunked_scan`](crate::Switches::chunked_scan) is off, until it is measured otherwise.
+pub fn scans_by_chunks(rows: usize, widths: [usize; 2]) -> bool {
+    rows >= 32 && widths.iter().all(|width| width.is_multiple_of(8))
 }
 
 /// Query heads of a KV head that are packed into a threadgroup of attention: up to four, which is what its
@@ -118,6 +122,15 @@ mod tests {
             [8, 4_096, 8_191, 8_192, 16_383, 16_384].map(rows_of),
             [16, 16, 16, 32, 32, 64]
         );
+    }
+
+    #[test]
+    fn chunks_need_rows_that_fill_one() {
+        assert_eq!(
+            [1, 31, 32, 512].map(|rows| scans_by_chunks(rows, [128, 128])),
+            [false, false, true, true]
+        );
+        assert!(!scans_by_chunks(512, [128, 44]) && !scans_by_chunks(512, [20, 48]));
     }
 
     #[test]

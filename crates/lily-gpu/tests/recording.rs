@@ -2,7 +2,7 @@
 
 use lily_checkpoint::DeclaredModel;
 use lily_gpu::record::{Recording, record};
-use lily_gpu::{StateLayout, Switches};
+use lily_gpu::{GpuDescription, MatrixUnits, StateLayout, Switches};
 use lily_plan::{ModelDescription, Phase, Plan, PlanClass, PlanOutput, Precision};
 use lily_testing::repository;
 use std::collections::BTreeMap;
@@ -14,6 +14,16 @@ fn model() -> Arc<ModelDescription> {
     Arc::new(ModelDescription::new(declared.config, |spec| {
         formats.format_of(spec)
     }))
+}
+
+fn gpu() -> GpuDescription {
+    GpuDescription {
+        device: "none",
+        hardware: "none".into(),
+        cores: 40,
+        matrix_units: MatrixUnits::SimdgroupMatrices,
+        matrices: "none".into(),
+    }
 }
 
 fn recorded(phase: Phase, rows: usize, context: usize) -> (Plan, Recording) {
@@ -30,7 +40,7 @@ fn recorded(phase: Phase, rows: usize, context: usize) -> (Plan, Recording) {
     };
     let plan = Plan::record(&model(), class);
     let layout = StateLayout::new(&plan.model.config, class.precision);
-    let recording = record(&plan, &layout, &Switches::default(), "test").unwrap();
+    let recording = record(&plan, &layout, &Switches::default(), &gpu()).unwrap();
     (plan, recording)
 }
 

@@ -20,8 +20,8 @@ const USES_LOCAL_MEMORY: [(&str, &str); 3] = [
         "sines of large angles need an array that is indexed at run time",
     ),
     (
-        "expert_output_",
-        "loops that are left early are not unrolled, and their counters number what a thread holds",
+        "project_experts_8",
+        "gate and up of eight rows are 64 sums a thread: 24 bytes more than there are registers",
     ),
     (
         "tensor_",

@@ -1,13 +1,16 @@
 //! Attention: kernels/prepare.metal and kernels/attention.metal.
 
-use super::Recorder;
+use super::{Recorder, instance};
+use crate::gpu::MatrixUnits;
 use crate::kernels::{
-    Attend, CacheWrite, HeadNorm, MergeBlocks, OutputGate, QueryKeyPrepare, RotateHeads,
+    Attend, CacheWrite, HeadNorm, MergeBlocks, OutputGate, QueryKeyPrepare, RotateHeads, TileAttend,
 };
 use crate::route;
 use lily_checkpoint::WeightId;
 use lily_plan::{Operation, ScratchId};
 
+/// Queries of a threadgroup of kernels/tile_attention.metal.
+const TILE_QUERIES: usize = 32;
 /// Simdgroups of a threadgroup of kernels/prepare.metal, a head each.
 const HEADS_TOGETHER: usize = 4;
 
@@ -119,7 +122,35 @@ impl Recorder<'_> {
     }
 
     pub(super) fn attention(&mut self, layer: u16, queries: ScratchId, output: ScratchId) {
-        self.attend(layer, queries, output, None);
+        if !(self.is_sequence() && self.is_bfloat(queries) && self.is_bfloat(output)) {
+            return self.attend(layer, queries, output, None);
+        }
+        let config = self.config;
+        let weights = match self.gpu.matrix_units {
+            MatrixUnits::SixteenBitMatrices => "split",
+            // Tensor operations have no form of this kernel; such GPUs have simdgroup matrices too.
+            MatrixUnits::SimdgroupMatrices | MatrixUnits::TensorOperations => "float",
+        };
+        let rows = self.rows();
+        let kernel = TileAttend {
+            kernel: instance(TileAttend::NAMES, &format!("tile_attend_{weights}")),
+            query_heads: config.attention_heads as u32,
+            key_value_heads: config.key_value_heads as u32,
+            width: config.head_dim as u32,
+            cache_bfloat: true,
+            sessions: self.sessions(),
+            queries: self.input(queries),
+            output: self.output(output),
+            layer: self.layout.attention(layer),
+            row_count: rows as u32,
+        };
+        let group = config.attention_heads / config.key_value_heads;
+        let grid = [
+            (rows * group).div_ceil(TILE_QUERIES),
+            config.key_value_heads,
+            1,
+        ];
+        self.dispatch_on_sessions(kernel, grid, 128);
     }
 
     pub(super) fn attention_partial(
@@ -138,7 +169,7 @@ impl Recorder<'_> {
         let heads = route::packed_heads(group, self.switches.packed_heads);
         let blocks = block.map_or(1, |length| self.plan.attention_blocks(length));
         let kernel = Attend {
-            kernel: Attend::NAMES[heads.ilog2() as usize].0,
+            kernel: instance(Attend::NAMES, &format!("attend_{heads}")),
             query_heads: config.attention_heads as u32,
             key_value_heads: config.key_value_heads as u32,
             width: config.head_dim as u32,

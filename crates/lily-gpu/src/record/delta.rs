@@ -1,7 +1,8 @@
-//! Gated DeltaNet: kernels/delta.metal.
+//! Gated DeltaNet: kernels/delta.metal and kernels/delta_chunk.metal.
 
 use super::Recorder;
-use crate::kernels::{Convolve, DeltaPrepare, DeltaScan, DeltaStep, GatedNorm};
+use crate::kernels::{Convolve, DeltaChunk, DeltaPrepare, DeltaScan, DeltaStep, GatedNorm};
+use crate::route;
 use lily_checkpoint::WeightId;
 use lily_plan::{Operation, ScratchId};
 
@@ -81,6 +82,29 @@ impl Recorder<'_> {
         let config = self.config;
         let (_, states) = self.layout.delta(layer);
         let rows = self.rows();
+        // Rows of the state of a threadgroup, in either form.
+        let parts = config.linear_value_dim.div_ceil(32);
+        let widths = [config.linear_key_dim, config.linear_value_dim];
+        if self.is_sequence() && self.switches.chunked_scan && route::scans_by_chunks(rows, widths)
+        {
+            let kernel = DeltaChunk {
+                key_heads: config.linear_key_heads as u32,
+                value_heads: config.linear_value_heads as u32,
+                key_width: config.linear_key_dim as u32,
+                value_width: config.linear_value_dim as u32,
+                input_bfloat: self.is_bfloat(convolved),
+                output_bfloat: self.is_bfloat(output),
+                sessions: self.sessions(),
+                query_key: self.input(query_key),
+                convolved: self.input(convolved),
+                decay: self.input(decay),
+                strength: self.input(strength),
+                output: self.output(output),
+                states,
+                row_count: rows as u32,
+            };
+            return self.dispatch_on_sessions(kernel, [parts, config.linear_value_heads, 1], 128);
+        }
         let kernel = DeltaScan {
             key_heads: config.linear_key_heads as u32,
             value_heads: config.linear_value_heads as u32,
@@ -88,6 +112,7 @@ impl Recorder<'_> {
             value_width: config.linear_value_dim as u32,
             input_bfloat: self.is_bfloat(convolved),
             output_bfloat: self.is_bfloat(output),
+            blockwise: self.switches.blockwise_scan,
             sequence: self.is_sequence(),
             sessions: self.sessions(),
             query_key: self.input(query_key),
@@ -99,8 +124,6 @@ impl Recorder<'_> {
             row_count: rows as u32,
         };
         let sessions = if self.is_sequence() { 1 } else { rows };
-        // Four simdgroups of four rows of the state each.
-        let parts = config.linear_value_dim.div_ceil(16);
         self.dispatch_on_sessions(kernel, [parts, config.linear_value_heads, sessions], 128);
     }
 

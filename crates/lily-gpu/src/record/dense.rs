@@ -1,6 +1,6 @@
 //! Products with dense weights: kernels/vector.metal.
 
-use super::Recorder;
+use super::{Recorder, instance};
 use crate::kernels::{Input, Output, Project, TileProject};
 use crate::route;
 use lily_checkpoint::WeightId;
@@ -104,7 +104,7 @@ impl Recorder<'_> {
         };
         let tiles: usize = (0..MOST_OUTPUTS).map(tile_outputs).sum();
         let kernel = TileProject {
-            kernel: TileProject::NAMES[form.index].0,
+            kernel: self.tile_instance(TileProject::NAMES, "project", form.rows),
             columns: self.columns(input) as u32,
             outputs_0: products.outputs[0] as u32,
             outputs_1: products.outputs[1] as u32,
@@ -150,7 +150,7 @@ impl Recorder<'_> {
         let blocks: usize = products.outputs.iter().map(|count| count.div_ceil(4)).sum();
         let simdgroups = route::vector_simdgroups(blocks, rows.div_ceil(together));
         let kernel = Project {
-            kernel: Project::NAMES[together.ilog2() as usize].0,
+            kernel: instance(Project::NAMES, &format!("project_{together}")),
             columns: columns as u32,
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),

@@ -1,7 +1,7 @@
 //! Products with routed experts: kernels/experts.metal.
 
-use super::Recorder;
 use super::dense::TILE_OUTPUTS;
+use super::{Recorder, instance};
 use crate::kernels::{ExpertOutput, ProjectExperts, TileExperts};
 use crate::route;
 use lily_checkpoint::WeightId;
@@ -32,7 +32,7 @@ impl Recorder<'_> {
             debug_assert!(self.is_bfloat(input), "what matrix units take");
             let form = route::expert_tile(pairs, self.config.experts);
             let kernel = TileExperts {
-                kernel: TileExperts::NAMES[form.index].0,
+                kernel: self.tile_instance(TileExperts::NAMES, "experts", form.rows),
                 columns: columns as u32,
                 outputs: outputs as u32,
                 experts: self.config.experts as u32,
@@ -68,7 +68,10 @@ impl Recorder<'_> {
         let blocks = outputs.div_ceil(4);
         let simdgroups = route::vector_simdgroups(blocks, tiles);
         let kernel = ProjectExperts {
-            kernel: ProjectExperts::NAMES[together.ilog2() as usize].0,
+            kernel: instance(
+                ProjectExperts::NAMES,
+                &format!("project_experts_{together}"),
+            ),
             columns: columns as u32,
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),
@@ -120,7 +123,7 @@ impl Recorder<'_> {
         let simdgroups = (self.columns(ids) + 1).min(16);
         let outputs = self.columns(output);
         let kernel = ExpertOutput {
-            kernel: ExpertOutput::NAMES[together.ilog2() as usize].0,
+            kernel: instance(ExpertOutput::NAMES, &format!("expert_output_{together}")),
             columns: self.columns(activated) as u32,
             input_bfloat: self.is_bfloat(activated),
             simdgroups: simdgroups as u32,

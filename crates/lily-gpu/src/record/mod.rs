@@ -6,6 +6,7 @@ mod dense;
 mod elementwise;
 mod experts;
 
+use crate::gpu::{GpuDescription, MatrixUnits};
 use crate::kernels::{Bound, Input, Kernel, Memory, Output, Region};
 use crate::state::StateLayout;
 use crate::switches::Switches;
@@ -70,7 +71,7 @@ pub fn record(
     plan: &Plan,
     layout: &StateLayout,
     switches: &Switches,
-    device: &str,
+    gpu: &GpuDescription,
 ) -> Result<Recording, DeviceError> {
     let placement = plan.place(ElementType::bytes);
     let mut recorder = Recorder {
@@ -79,7 +80,7 @@ pub fn record(
         placement: &placement,
         layout,
         switches,
-        device,
+        gpu,
         step: 0,
         out: Vec::new(),
     };
@@ -97,13 +98,19 @@ pub fn record(
     })
 }
 
+/// The instance of a kernel with this host name.
+fn instance(names: &'static [(&'static str, &'static str)], wanted: &str) -> &'static str {
+    let found = names.iter().find(|(name, _)| *name == wanted);
+    found.unwrap_or_else(|| panic!("no instance {wanted}")).0
+}
+
 struct Recorder<'a> {
     plan: &'a Plan,
     config: &'a ModelConfig,
     placement: &'a Placement,
     layout: &'a StateLayout,
     switches: &'a Switches,
-    device: &'a str,
+    gpu: &'a GpuDescription,
     step: usize,
     out: Vec<Recorded>,
 }
@@ -389,9 +396,23 @@ impl Recorder<'_> {
         arithmetic == WeightArithmetic::RoundedToBf16
     }
 
+    /// The instance of a matrix product with tiles of `rows` rows: `tile_project_64`, `tensor_experts_16`.
+    fn tile_instance(
+        &self,
+        names: &'static [(&'static str, &'static str)],
+        what: &str,
+        rows: usize,
+    ) -> &'static str {
+        let units = match self.gpu.matrix_units {
+            MatrixUnits::TensorOperations => "tensor",
+            MatrixUnits::SimdgroupMatrices | MatrixUnits::SixteenBitMatrices => "tile",
+        };
+        instance(names, &format!("{units}_{what}_{rows}"))
+    }
+
     fn unsupported(&self, what: String, reason: &str) -> DeviceError {
         DeviceError::Unsupported {
-            device: self.device.into(),
+            device: self.gpu.device.into(),
             what,
             reason: reason.into(),
         }

@@ -1,24 +1,11 @@
 // Gated DeltaNet: convolution, preparation, scan and norm over the rows of a prompt; and all of them in one step for
-// decode. The recurrent state is [value heads, value width, key width] f32; the lanes of a simdgroup share a row
-// of it, four columns each, so that it is read and written in full lines and a product with it is a sum over lanes.
-#include "session.h"
+// decode.
+#include "delta.h"
 
-constant uint KEY_HEADS [[function_constant(0)]];
-constant uint VALUE_HEADS [[function_constant(1)]];
-// Width of a key head; a multiple of 4, at most 128.
-constant uint KEY_WIDTH [[function_constant(2)]];
-// Width of a value head; at most 128.
-constant uint VALUE_WIDTH [[function_constant(3)]];
 constant uint TAPS [[function_constant(4)]];
 constant float EPSILON [[function_constant(5)]];
-constant bool INPUT_BFLOAT [[function_constant(6)]];
 constant bool GATE_BFLOAT [[function_constant(7)]];
-constant bool OUTPUT_BFLOAT [[function_constant(8)]];
 constant bool HISTORY_BFLOAT [[function_constant(9)]];
-
-constant uint KEYS = KEY_HEADS * KEY_WIDTH;
-constant uint CHANNELS = 2 * KEYS + VALUE_HEADS * VALUE_WIDTH;
-constant constexpr uint MOST_WIDTH = 128;
 
 // exp(−exp(a_log) · softplus(a + dt_bias)), softplus without overflow.
 inline float decay_of(float a, float a_log, float dt_bias) {
@@ -104,32 +91,115 @@ kernel void delta_prepare(
     if (inside) store4(query_key, (ulong)row * 2 * KEYS + head * KEY_WIDTH + lane * 4, x * factor, OUTPUT_BFLOAT);
 }
 
-// A simdgroup's rows of the state: four columns a lane.
-constant constexpr int SCAN_ROWS = 4;
+// The scan's tokens of a batch, and rows of the state: two a lane, eight a simdgroup, 32 a threadgroup.
+constant constexpr uint BATCH = 8;
+constant constexpr uint LANE_ROWS = 2;
+constant constexpr uint SCAN_ROWS = 32;
+// For measuring alone: whether the state goes to memory and comes back every so many rows.
+constant bool BLOCKWISE [[function_constant(10)]];
+constant constexpr uint BLOCKWISE_ROWS = 64;
 
-// One token of the gated delta rule for SCAN_ROWS rows of the state: S ← gS; u = S·k; S ← S + β(v − u)⊗k; y = S·q.
-inline float4 delta_rule(
-    thread float4 (&state)[SCAN_ROWS], float4 query, float4 key, float4 value, float decay, float strength)
+// Where a batch lies in threadgroup memory.
+struct Batch {
+    // By token: the query's quads, and those of the next token's key.
+    float4 vectors[BATCH][2][MOST_WIDTH / 4];
+    float values[BATCH][SCAN_ROWS];
+    float decays[BATCH];
+    float strengths[BATCH];
+};
+
+// What a thread has read of the batch to come: a quad of every second token's query or next key, a row of two
+// tokens' values, and a decay or strength.
+struct Ahead {
+    float4 quads[BATCH / 2];
+    float values[2];
+    float scalar;
+};
+
+// Reads the batch that begins at `row`, for rows `first` on of a head. Tokens that there are not change nothing.
+inline void read_ahead(
+    thread Ahead& ahead, device const float* query_key, device const uchar* convolved, device const float* decay,
+    device const float* strength, uint row, uint end, uint head, uint first, uint thread_index)
 {
-    float4 u;
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        state[r] *= decay;
-        u[r] = dot(state[r], key);
+    uint is_key = thread_index / 32 % 2, column = thread_index % 32 * 4;
+    device const float* quads = query_key + is_key * KEYS + head / (VALUE_HEADS / KEY_HEADS) * KEY_WIDTH + column;
+#pragma unroll
+    for (uint i = 0; i < BATCH / 2; ++i) {
+        uint token = row + thread_index / 64 + i * 2 + is_key;
+        ahead.quads[i] = float4(0.0f);
+        if (token < end && column < KEY_WIDTH) {
+            ahead.quads[i] = *(device const float4*)(quads + (ulong)token * 2 * KEYS);
+        }
     }
-    u = sum_lanes(u);
-    float4 change = strength * (value - u), y;
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        state[r] += change[r] * key;
-        y[r] = dot(state[r], query);
+    uint value = first + thread_index % SCAN_ROWS;
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+        uint token = row + thread_index / SCAN_ROWS + i * (BATCH / 2);
+        ahead.values[i] = 0.0f;
+        if (token < end && value < VALUE_WIDTH) {
+            ulong at = (ulong)token * CHANNELS + 2 * KEYS + head * VALUE_WIDTH + value;
+            ahead.values[i] = load1(convolved, at, INPUT_BFLOAT);
+        }
     }
-    return sum_lanes(y);
+    bool is_decay = thread_index < BATCH;
+    uint token = row + thread_index % BATCH;
+    ahead.scalar = is_decay ? 1.0f : 0.0f;
+    if (token < end && thread_index < 2 * BATCH) {
+        ahead.scalar = (is_decay ? decay : strength)[token * VALUE_HEADS + head];
+    }
 }
 
-// Contract. The gated delta rule over the rows in order; output y [rows, VALUE_HEADS · VALUE_WIDTH]. The state stays
-// in registers from the first row to the last: it is read once and written once, whatever the number of rows.
-// A simdgroup takes SCAN_ROWS rows of one head's state; grid: value width / (4 · SCAN_ROWS), value heads, sessions;
-// 4 simdgroups a threadgroup. Queries and keys are f32 ([rows, 2 · KEYS]); values are convolved's last columns.
-kernel void delta_scan(
+inline void stage(threadgroup Batch& batch, thread const Ahead& ahead, uint thread_index) {
+#pragma unroll
+    for (uint i = 0; i < BATCH / 2; ++i) {
+        batch.vectors[thread_index / 64 + i * 2][thread_index / 32 % 2][thread_index % 32] = ahead.quads[i];
+    }
+#pragma unroll
+    for (uint i = 0; i < 2; ++i) {
+        batch.values[thread_index / SCAN_ROWS + i * (BATCH / 2)][thread_index % SCAN_ROWS] = ahead.values[i];
+    }
+    if (thread_index < BATCH) {
+        batch.decays[thread_index] = ahead.scalar;
+    } else if (thread_index < 2 * BATCH) {
+        batch.strengths[thread_index - BATCH] = ahead.scalar;
+    }
+}
+
+// A token's operands, as a lane has them.
+struct Token {
+    Part query;
+    Part next_key;
+    float2 value;
+    float strength;
+};
+
+// Takes token `at` of the batch, and begins with it: S <- gS.
+inline float take(
+    thread Token& token, thread StateRows<LANE_ROWS>& state, threadgroup const Batch& batch, uint at, uint pair,
+    uint lane)
+{
+    load_part(token.query, batch.vectors[at][0], lane);
+    load_part(token.next_key, batch.vectors[at][1], lane);
+    token.value = float2(batch.values[at][pair * 2], batch.values[at][pair * 2 + 1]);
+    token.strength = batch.strengths[at];
+    float decay = batch.decays[at];
+#pragma unroll
+    for (uint row = 0; row < LANE_ROWS; ++row) scale_part(state.of[row], decay);
+    return decay;
+}
+
+// Contract. The gated delta rule over the rows in order; output y [rows, VALUE_HEADS · VALUE_WIDTH]. Queries and keys
+// are f32 [rows, 2 · KEYS]; values are convolved's last columns. The state stays in registers from the first row to
+// the last: it is read once and written once, whatever the number of rows (unless BLOCKWISE). Sums are in one fixed
+// order: neither a row's result nor the state depends on how a prompt is cut into runs. 4 simdgroups a threadgroup;
+// grid: value width / 32, value heads, sessions.
+//
+// The chain from token to token is: change = β(v − g · Sk), S <- gS + change ⊗ k, and a sum over lanes. One sum serves
+// y = Sq of a token and Sk of the next, which are of one and the same S, in two rows: three exchanges of float4 a
+// token. No token waits for device memory: a batch of eight is read by the whole threadgroup, 16 bytes a thread for
+// every two tokens, while the batch before is computed. A token takes eight loads of 16 bytes from threadgroup
+// memory a simdgroup of eight rows; fewer lanes a row would load more, more would exchange more.
+[[max_total_threads_per_threadgroup(128)]] kernel void delta_scan(
     device const Session* sessions [[buffer(0)]],
     device const float* query_key [[buffer(1)]],
     device const uchar* convolved [[buffer(2)]],
@@ -139,44 +209,67 @@ kernel void delta_scan(
     constant uint& states [[buffer(6)]],
     constant uint& row_count [[buffer(7)]],
     uint3 position [[threadgroup_position_in_grid]],
+    uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]])
 {
-    uint head = position.y, key_head = head / (VALUE_HEADS / KEY_HEADS);
-    uint first = (position.x * 4 + simdgroup) * SCAN_ROWS;
-    if (first >= VALUE_WIDTH) return;
+    threadgroup Batch batch;
+    threadgroup float outputs[BATCH][SCAN_ROWS];
+    uint head = position.y, first = position.x * SCAN_ROWS;
+    // This lane's pair of rows among the threadgroup's.
+    uint pair = simdgroup * (32 / ROW_LANES) + lane / ROW_LANES, own = first + pair * 2;
     Session session = sessions[position.z];
     uint from = SEQUENCE ? 0 : position.z, end = SEQUENCE ? row_count : position.z + 1;
-    bool inside = lane * 4 < KEY_WIDTH;
-    ulong at = ((ulong)head * VALUE_WIDTH + first) * KEY_WIDTH + lane * 4;
-    device const float* live = (device const float*)(session.live + states) + at;
-    float4 state[SCAN_ROWS];
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        state[r] = float4(0.0f);
-        if (inside && first + r < VALUE_WIDTH) state[r] = *(device const float4*)(live + r * KEY_WIDTH);
-    }
-    for (uint row = from; row < end; ++row) {
-        float4 query = float4(0.0f), key = float4(0.0f), value = float4(0.0f);
-        device const float* queries = query_key + (ulong)row * 2 * KEYS + key_head * KEY_WIDTH + lane * 4;
-        if (inside) {
-            query = *(device const float4*)(queries);
-            key = *(device const float4*)(queries + KEYS);
+
+    StateRows<LANE_ROWS> state;
+    load_state(state, session.live + states, head, own, lane);
+    Ahead ahead;
+    read_ahead(ahead, query_key, convolved, decay, strength, from, end, head, first, thread_index);
+    Part key;
+    uint key_head = head / (VALUE_HEADS / KEY_HEADS);
+    load_part(key, query_key + (ulong)from * 2 * KEYS + KEYS + key_head * KEY_WIDTH, lane);
+    // S of the token before by this token's key.
+    float2 before = sum_row(float2(product_part(state.of[0], key), product_part(state.of[1], key)));
+
+    for (uint row = from; row < end; row += BATCH) {
+        stage(batch, ahead, thread_index);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        read_ahead(ahead, query_key, convolved, decay, strength, row + BATCH, end, head, first, thread_index);
+        if (BLOCKWISE && row > from && (row - from) % BLOCKWISE_ROWS == 0) {
+            store_state(state, session.next + states, head, own, lane);
+            simdgroup_barrier(mem_flags::mem_device);
+            load_state(state, session.next + states, head, own, lane);
         }
-        ulong values = (ulong)row * CHANNELS + 2 * KEYS + head * VALUE_WIDTH + first;
-        for (int r = 0; r < SCAN_ROWS; ++r) {
-            if (first + r < VALUE_WIDTH) value[r] = load1(convolved, values + r, INPUT_BFLOAT);
+        Token token;
+        float factor = take(token, state, batch, 0, pair, lane);
+#pragma unroll
+        for (uint i = 0; i < BATCH; ++i) {
+            float2 change = token.strength * (token.value - factor * before);
+            add_part(state.of[0], change.x, key);
+            add_part(state.of[1], change.y, key);
+            float4 sums;
+            sums.x = product_part(state.of[0], token.query);
+            sums.y = product_part(state.of[1], token.query);
+            sums.z = product_part(state.of[0], token.next_key);
+            sums.w = product_part(state.of[1], token.next_key);
+            key = token.next_key;
+            // Work for while the sums are on their way.
+            if (i + 1 < BATCH) factor = take(token, state, batch, i + 1, pair, lane);
+            sums = sum_row(sums);
+            before = sums.zw;
+            if (lane % ROW_LANES == 0) *(threadgroup float2*)(outputs[i] + pair * 2) = sums.xy;
         }
-        uint scalar = row * VALUE_HEADS + head;
-        float4 y = delta_rule(state, query, key, value, decay[scalar], strength[scalar]);
-        if (lane < SCAN_ROWS && first + lane < VALUE_WIDTH) {
-            ulong out = ((ulong)row * VALUE_HEADS + head) * VALUE_WIDTH + first + lane;
-            store1(output, out, y[lane], OUTPUT_BFLOAT);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
+        for (uint i = 0; i < 2; ++i) {
+            uint at = thread_index / SCAN_ROWS + i * (BATCH / 2), value = first + thread_index % SCAN_ROWS;
+            if (row + at < end && value < VALUE_WIDTH) {
+                ulong out = ((ulong)(row + at) * VALUE_HEADS + head) * VALUE_WIDTH + value;
+                store1(output, out, outputs[at][thread_index % SCAN_ROWS], OUTPUT_BFLOAT);
+            }
         }
     }
-    device float* next = (device float*)(session.next + states) + at;
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        if (inside && first + r < VALUE_WIDTH) *(device float4*)(next + r * KEY_WIDTH) = state[r];
-    }
+    store_state(state, session.next + states, head, own, lane);
 }
 
 // Contract. output = weight · input / rms(input) · silu(gate) over each head of VALUE_WIDTH. A simdgroup a head and
@@ -212,7 +305,7 @@ kernel void gated_norm(
 // channels; the lowest writes their history. 32 simdgroups, four rows of the state each: 64 KB of state in, 64 KB
 // out. 32 value heads are 32 threadgroups, fewer than two a core; splitting a head would need its norm, and so
 // a second dispatch.
-kernel void delta_step(
+[[max_total_threads_per_threadgroup(1024)]] kernel void delta_step(
     device const Session* sessions [[buffer(0)]],
     device const uchar* input [[buffer(1)]],
     device const uchar* gate [[buffer(2)]],
@@ -232,22 +325,14 @@ kernel void delta_step(
 {
     // Queries, keys and values of this head after the convolution.
     threadgroup float convolved[3 * MOST_WIDTH];
-    threadgroup float factors[2];
     threadgroup float outputs[MOST_WIDTH];
     threadgroup float mean[1];
     uint head = position.x, row = position.y, shared_by = VALUE_HEADS / KEY_HEADS, key_head = head / shared_by;
     Session session = sessions[row];
-    uint first = simdgroup * SCAN_ROWS;
-    bool inside = lane * 4 < KEY_WIDTH;
-
-    // The state first: its loads are under way while the convolution runs.
-    ulong at = ((ulong)head * VALUE_WIDTH + first) * KEY_WIDTH + lane * 4;
-    device const float* live_state = (device const float*)(session.live + states) + at;
-    float4 state[SCAN_ROWS];
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        state[r] = float4(0.0f);
-        if (inside && first + r < VALUE_WIDTH) state[r] = *(device const float4*)(live_state + r * KEY_WIDTH);
-    }
+    // This lane's row of the state. The state first: its loads are under way while the convolution runs.
+    uint own = simdgroup * (32 / ROW_LANES) + lane / ROW_LANES;
+    StateRows<1> state;
+    load_state(state, session.live + states, head, own, lane);
 
     device const uchar* live = session.live + history;
     device uchar* next = session.next + history;
@@ -271,25 +356,30 @@ kernel void delta_step(
         convolved[thread_index] = value;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    threadgroup const float4* vectors = (threadgroup const float4*)convolved;
-    if (simdgroup < 2) {
-        float4 x = vectors[simdgroup * (MOST_WIDTH / 4) + lane];
-        float factor = precise::rsqrt(sum_lanes(dot(x, x)) + 1e-6f);
-        if (simdgroup == 0) factor *= precise::rsqrt(float(KEY_WIDTH));
-        if (lane == 0) factors[simdgroup] = factor;
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    float4 query = vectors[lane] * factors[0], key = vectors[MOST_WIDTH / 4 + lane] * factors[1], value;
-    for (int r = 0; r < SCAN_ROWS; ++r) value[r] = convolved[2 * MOST_WIDTH + first + r];
+    // All that is summed over lanes is summed at once: y = q(gS + change ⊗ k) = g · Sq + change · kq, the norms of q and k
+    // beside it, by every simdgroup for itself.
+    threadgroup const float4* vectors = (threadgroup const float4*)convolved;
+    Part query, key;
+    load_part(query, vectors, lane);
+    load_part(key, vectors + MOST_WIDTH / 4, lane);
+    float4 products;
+    products.x = product_part(query, query);
+    products.y = product_part(state.of[0], query);
+    products.z = product_part(key, query);
+    products.w = product_part(state.of[0], key);
+    products = sum_row(products);
+    float query_factor = precise::rsqrt(products.x + 1e-6f) * precise::rsqrt(float(KEY_WIDTH));
+    float key_factor = precise::rsqrt(sum_row(product_part(key, key)) + 1e-6f);
     uint scalar = row * VALUE_HEADS + head;
     float decay = decay_of(a[scalar], a_log[head], dt_bias[head]);
-    float4 y = delta_rule(state, query, key, value, decay, sigmoid(b[scalar]));
-    device float* next_state = (device float*)(session.next + states) + at;
-    for (int r = 0; r < SCAN_ROWS; ++r) {
-        if (inside && first + r < VALUE_WIDTH) *(device float4*)(next_state + r * KEY_WIDTH) = state[r];
-    }
-    if (lane < SCAN_ROWS) outputs[first + lane] = y[lane];
+    float value = convolved[2 * MOST_WIDTH + own];
+    float change = sigmoid(b[scalar]) * (value - decay * (key_factor * products.w)) * key_factor;
+    scale_part(state.of[0], decay);
+    add_part(state.of[0], change, key);
+    float y = query_factor * (decay * products.y + change * products.z);
+    store_state(state, session.next + states, head, own, lane);
+    if (lane % ROW_LANES == 0) outputs[own] = y;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (simdgroup == 0) {
         float squares = 0.0f;

@@ -3,6 +3,7 @@
 use crate::gpu::{Argument, Dispatch, Gpu, Stage};
 use crate::kernels::{Memory, Operand, Region};
 use crate::record::{self, Recorded, Recording, launch};
+use crate::sampling;
 use crate::state::{GpuState, StateLayout, decode, encode, lock};
 use crate::switches::Switches;
 use crate::weights::{self, Weights};
@@ -11,6 +12,7 @@ use lily_plan::{
     Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Observer,
     Outcome, Phase, Placement, Plan, Precision, ScratchId, SessionBytes, SessionState,
 };
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -30,6 +32,7 @@ pub struct GpuDevice<G: Gpu> {
     frequencies: G::Buffer,
     arena: Option<(G::Buffer, usize)>,
     launch_table: Option<(G::Buffer, usize)>,
+    sampling: Option<(G::Buffer, usize)>,
     pipelines: HashMap<PipelineKey, G::Pipeline>,
     recordings: RecordingCache,
     /// The last key that was given.
@@ -117,6 +120,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             frequencies,
             arena: None,
             launch_table: None,
+            sampling: None,
             pipelines: HashMap::new(),
             recordings: RecordingCache::default(),
             keys: 0,
@@ -143,25 +147,31 @@ impl<G: Gpu + 'static> GpuDevice<G> {
 
     /// The plan's dispatches: what [`Device::execute`] runs.
     pub fn recording(&mut self, plan: &Arc<Plan>) -> Result<Arc<Recording>, DeviceError> {
-        Ok(self.prepare(plan)?.recording)
+        Ok(self.prepare(plan, 0)?.recording)
     }
 
-    /// Records the plan and makes the pipelines, the arena and the launch table that it needs, where they are not
-    /// there from before.
-    fn prepare(&mut self, plan: &Arc<Plan>) -> Result<Kept, DeviceError> {
+    /// Records the plan and makes the pipelines, the arena, the launch table and the `sampling` bytes of sampling
+    /// parameters that it needs, where they are not there from before.
+    fn prepare(&mut self, plan: &Arc<Plan>, sampling: usize) -> Result<Kept, DeviceError> {
         let mut forgotten = Vec::new();
+        let shared = self.gpu.clone();
+        let mut gpu = lock(&shared);
+        if sampling > self.sampling.as_ref().map_or(0, |(_, size)| *size) {
+            self.sampling = None;
+            self.recordings.renew(&mut self.keys, &mut forgotten);
+            // A history grows by a token at a time.
+            let bytes = sampling.next_power_of_two();
+            self.sampling = Some((gpu.allocate(bytes, "sampling parameters")?, bytes));
+        }
         if let Some(kept) = self.recordings.find(plan, &mut forgotten) {
+            forgotten.into_iter().for_each(|key| gpu.forget(key));
             return Ok(kept);
         }
         let layout = self.layout(plan.class.precision).clone();
-        let shared = self.gpu.clone();
-        let mut gpu = lock(&shared);
         let recording = record::record(plan, &layout, &self.options.switches, &gpu.describe())?;
         for recorded in recording.stages.iter().flatten() {
-            let key = pipeline_key(recorded);
-            if !self.pipelines.contains_key(&key) {
-                let pipeline = gpu.pipeline(&recorded.bound, &recorded.bound.constants)?;
-                self.pipelines.insert(key, pipeline);
+            if let Entry::Vacant(place) = self.pipelines.entry(pipeline_key(recorded)) {
+                place.insert(gpu.pipeline(&recorded.bound, &recorded.bound.constants)?);
             }
         }
         let memories = [
@@ -201,6 +211,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
                 Memory::Arena => self.arena(),
                 Memory::Launch => self.table(),
                 Memory::Frequencies => &self.frequencies,
+                Memory::Sampling => self.sampling(),
                 Memory::Weight(id) => self.weights.buffer(id),
             };
             Argument::Buffer {
@@ -295,10 +306,16 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
     }
 
     fn working_bytes(&self, plan: &Plan) -> u64 {
-        // The arena and the launch table, and the logits as they are handed out.
+        // The arena, the launch table and sampling parameters, and the logits as they are handed out.
         let logits = plan.logits.map_or(0, |id| plan.spec(id).elements() * 4);
-        (plan.place(ElementType::bytes).arena_bytes + launch::bytes(plan.class.rows) + logits)
-            as u64
+        let rows = plan.class.rows;
+        let sampling = if plan.samples() {
+            sampling::least_bytes(rows)
+        } else {
+            0
+        };
+        let arena = plan.place(ElementType::bytes).arena_bytes;
+        (arena + launch::bytes(rows) + sampling + logits) as u64
     }
 
     fn new_session(
@@ -405,17 +422,23 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         commit: bool,
         body: impl FnOnce(&mut G, &Ready<'_, G>, Option<&mut dyn Observer>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
+        launch.check_sampling(plan)?;
         let Launch {
             tokens,
             sessions,
             preset,
             token_limit,
-            sampling: _,
+            sampling,
             observer,
         } = launch;
         let mut states = states::<G>(plan, tokens, sessions)?;
         let rows_each = plan.class.rows / states.len();
-        let Kept { recording, key } = self.prepare(plan)?;
+        let parameters = if plan.samples() {
+            sampling::encode(sampling, plan.class.rows)
+        } else {
+            Vec::new()
+        };
+        let Kept { recording, key } = self.prepare(plan, parameters.len())?;
         for state in &mut states {
             let end = state.position() + rows_each;
             state.reserve(end)?;
@@ -433,6 +456,9 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             .flat_map(|token| token.to_le_bytes())
             .collect();
         gpu.write(table, launch::TOKENS, &bytes);
+        if !parameters.is_empty() {
+            gpu.write(this.sampling(), 0, &parameters);
+        }
         for (id, values) in preset {
             let spec = plan.spec(*id);
             if values.len() != spec.elements() {
@@ -466,6 +492,10 @@ impl<G: Gpu + 'static> GpuDevice<G> {
 
     fn arena(&self) -> &G::Buffer {
         &self.arena.as_ref().expect("made before a launch").0
+    }
+
+    fn sampling(&self) -> &G::Buffer {
+        &self.sampling.as_ref().expect("made before a launch").0
     }
 
     fn table(&self) -> &G::Buffer {

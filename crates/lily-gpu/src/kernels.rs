@@ -36,6 +36,8 @@ pub enum Memory {
     Launch,
     /// The rotary frequencies.
     Frequencies,
+    /// Sampling parameters of a run.
+    Sampling,
 }
 
 /// A part of a memory.

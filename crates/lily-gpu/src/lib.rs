@@ -9,6 +9,7 @@ mod gpu;
 pub mod kernels;
 pub mod record;
 mod route;
+mod sampling;
 mod state;
 mod switches;
 mod weights;

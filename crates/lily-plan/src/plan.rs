@@ -256,6 +256,12 @@ impl Plan {
         self.steps = kept;
     }
 
+    /// Whether the plan chooses by the launch's sampling parameters.
+    pub fn samples(&self) -> bool {
+        let samples = |step: &Step| matches!(step.operation, Operation::Sample { .. });
+        self.steps.iter().any(samples)
+    }
+
     /// Whether the plan chooses the next token itself.
     pub fn chooses_token(&self) -> bool {
         self.steps.iter().any(|step| {

@@ -5,6 +5,7 @@ mod delta;
 mod dense;
 mod elementwise;
 mod experts;
+mod sampling;
 
 use crate::gpu::{GpuDescription, MatrixUnits};
 use crate::kernels::{Bound, Input, Kernel, Memory, Output, Region};
@@ -134,10 +135,7 @@ impl Recorder<'_> {
             } => self.residual_add(residual, update, output),
             Operation::SelectLastRow { input, output } => self.select_last_row(input, output),
             Operation::ArgMax { logits } => self.arg_max(logits),
-            Operation::Sample { .. } => {
-                let what = "sampling".to_string();
-                return Err(self.unsupported(what, "its kernels do not sample yet"));
-            }
+            Operation::Sample { logits, adjusted } => self.sample(logits, adjusted)?,
             Operation::Project {
                 input,
                 weight,

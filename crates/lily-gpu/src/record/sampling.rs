@@ -1,0 +1,36 @@
+//! Choosing tokens: kernels/sampling.metal.
+
+use super::{Recorder, launch};
+use crate::kernels::{Input, Memory, Output, Region, Sample};
+use lily_plan::{DeviceError, ScratchId};
+
+/// Most tokens of a vocabulary: so many weights sum to 64 bits.
+const MOST_TOKENS: usize = 1 << 18;
+
+impl Recorder<'_> {
+    pub(super) fn sample(
+        &mut self,
+        logits: ScratchId,
+        adjusted: ScratchId,
+    ) -> Result<(), DeviceError> {
+        let (rows, vocabulary) = (self.rows_of(logits), self.columns(logits));
+        if vocabulary > MOST_TOKENS {
+            let what = format!("sampling from {vocabulary} tokens");
+            return Err(self.unsupported(what, "its kernel takes at most 262,144"));
+        }
+        let kernel = Sample {
+            vocabulary: vocabulary as u32,
+            logits: self.input(logits),
+            adjusted: self.output(adjusted),
+            tokens: Output(self.launch(launch::CHOSEN, rows * 4)),
+            sampling: Input(Region {
+                memory: Memory::Sampling,
+                offset: 0,
+                bytes: usize::MAX,
+            }),
+            limit: Input(self.launch(launch::LIMIT, 4)),
+        };
+        self.dispatch(kernel, [rows, 1, 1], 1024);
+        Ok(())
+    }
+}

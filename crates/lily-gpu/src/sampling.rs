@@ -1,0 +1,105 @@
+//! Sampling parameters as the kernel reads them: kernels/sampling.h.
+
+use lily_plan::SamplingRow;
+
+/// Words of a row's parameters.
+const ROW_WORDS: usize = 20;
+/// Words of a change of one logit.
+const ADJUSTMENT_WORDS: usize = 4;
+
+const IS_GREEDY: u32 = 1;
+const HAS_SHARE: u32 = 2;
+const HAS_MASK: u32 = 4;
+const HAS_BIAS: u32 = 1;
+const IN_HISTORY: u32 = 2;
+
+/// Bytes of `rows` rows without changes of single logits and masks.
+pub(crate) fn least_bytes(rows: usize) -> usize {
+    rows * ROW_WORDS * 4
+}
+
+/// A launch's parameters for a plan of `rows` rows: all rows', then all changes of logits, then all masks.
+pub(crate) fn encode(sampling: &[SamplingRow<'_>], rows: usize) -> Vec<u8> {
+    let mut words = vec![0; rows * ROW_WORDS];
+    for index in 0..rows {
+        let row = sampling.get(index).copied().unwrap_or_default();
+        let adjustments = words.len();
+        for adjustment in row.adjustments() {
+            words.extend([
+                adjustment.token,
+                adjustment.bias.unwrap_or(0.0).to_bits(),
+                adjustment.subtracted.unwrap_or(0.0).to_bits(),
+                adjustment.bias.map_or(0, |_| HAS_BIAS)
+                    | adjustment.subtracted.map_or(0, |_| IN_HISTORY),
+            ]);
+        }
+        let count = (words.len() - adjustments) / ADJUSTMENT_WORDS;
+        let mask = words.len();
+        words.extend(row.allowed.unwrap_or(&[]));
+        // Changes of logits are read four words at once.
+        words.resize(words.len().next_multiple_of(4), 0);
+        let header = header(&row, [adjustments, count, mask]);
+        words[index * ROW_WORDS..][..ROW_WORDS].copy_from_slice(&header);
+    }
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// `SamplingRow` of kernels/sampling.h.
+fn header(row: &SamplingRow<'_>, places: [usize; 3]) -> [u32; ROW_WORDS] {
+    let parameters = row.parameters;
+    let is_greedy = parameters.temperature == 0.0;
+    let scale = if is_greedy {
+        1.0
+    } else {
+        // Beyond that every logit but the best has weight 0.
+        (std::f64::consts::LOG2_E / f64::from(parameters.temperature)).min(f64::from(f32::MAX))
+    };
+    let scale_high = scale as f32;
+    let scale_low = (scale - f64::from(scale_high)) as f32;
+    let share = f64::from(parameters.top_p) * 2.0_f64.powi(64);
+    let most_power = if parameters.min_p > 0.0 {
+        -f64::from(parameters.min_p).log2() * 2.0_f64.powi(32)
+    } else {
+        f64::INFINITY
+    };
+    let mut flags = 0;
+    for (is_set, flag) in [
+        (is_greedy, IS_GREEDY),
+        (parameters.top_p < 1.0, HAS_SHARE),
+        (row.allowed.is_some(), HAS_MASK),
+    ] {
+        flags |= if is_set { flag } else { 0 };
+    }
+    // As casts do: to the nearest that there is.
+    let [share_low, share_high] = halves(share as u64);
+    let [power_low, power_high] = halves(most_power as u64);
+    let [seed_low, seed_high] = halves(parameters.seed);
+    let [step_low, step_high] = halves(row.step);
+    let [adjustments, count, mask] = places.map(|place| place as u32);
+    [
+        scale_high.to_bits(),
+        scale_low.to_bits(),
+        parameters.repetition_penalty.to_bits(),
+        flags,
+        parameters.top_k.unwrap_or(0),
+        0,
+        share_low,
+        share_high,
+        power_low,
+        power_high,
+        seed_low,
+        seed_high,
+        step_low,
+        step_high,
+        adjustments,
+        count,
+        mask,
+        0,
+        0,
+        0,
+    ]
+}
+
+fn halves(number: u64) -> [u32; 2] {
+    [number as u32, (number >> 32) as u32]
+}

@@ -235,11 +235,6 @@ inline float take(
         stage(batch, ahead, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         read_ahead(ahead, query_key, convolved, decay, strength, row + BATCH, end, head, first, thread_index);
-        if (BLOCKWISE && row > from && (row - from) % BLOCKWISE_ROWS == 0) {
-            store_state(state, session.next + states, head, own, lane);
-            simdgroup_barrier(mem_flags::mem_device);
-            load_state(state, session.next + states, head, own, lane);
-        }
         Token token;
         float factor = take(token, state, batch, 0, pair, lane);
 #pragma unroll
@@ -259,7 +254,11 @@ inline float take(
             before = sums.zw;
             if (lane % ROW_LANES == 0) *(threadgroup float2*)(outputs[i] + pair * 2) = sums.xy;
         }
+        // The barrier between them keeps compilers from leaving both out.
+        bool leaves = BLOCKWISE && row + BATCH < end && (row + BATCH - from) % BLOCKWISE_ROWS == 0;
+        if (leaves) store_state(state, session.next + states, head, own, lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
+        if (leaves) load_state(state, session.next + states, head, own, lane);
 #pragma unroll
         for (uint i = 0; i < 2; ++i) {
             uint at = thread_index / SCAN_ROWS + i * (BATCH / 2), value = first + thread_index % SCAN_ROWS;

@@ -11,8 +11,8 @@
 // The first is a system with a lower triangle of ones on its diagonal: it is solved by blocks of eight tokens, each by
 // the inverse of its own triangle, so that all but those inverses is products of 8x8.
 //
-// Everything is float: operands that were rounded to bfloat would leave the state with 8 bits, and the sum of two
-// bfloats each, three products for one, with about 16, where rounding of float sums is far below.
+// Everything is float. Operands rounded to bfloat would leave the state with eight bits; as sums of two bfloats, three
+// products for one, with about 16, which is what the comparison with the reference allows in all.
 #include "delta.h"
 #include <metal_simdgroup_matrix>
 
@@ -43,6 +43,12 @@ struct Diagonals {
 };
 inline uint diagonal_of(uint token) { return token / 8 * 64 + token % 8 * 9; }
 
+// A simdgroup's own: eight columns of the chunk's tokens, a row after the other, so that blocks are 8x8 together.
+struct Columns {
+    float4 first[CHUNK * 2];
+    float4 second[CHUNK * 2];
+};
+
 // What a threadgroup shares.
 struct Shared {
     float decays[CHUNK];
@@ -52,68 +58,102 @@ struct Shared {
     // G(i, j)(q_i · k_j).
     Triangle outputs;
     Diagonals diagonals;
-    // A simdgroup's own.
-    float4 own[SIMDGROUPS][CHUNK * 8 / 4];
+    Columns columns[SIMDGROUPS];
 };
 
-// Eight columns of rows `row` to `row + 7` of a run's: straight from memory, but where some of them are not the run's,
-// through this simdgroup's own memory, and zeros for those.
-template <class Matrix, class T>
-inline void load_rows(
-    thread Matrix& block, device const T* from, ulong stride, int row, uint row_count, bool transposed,
-    threadgroup T* own, uint lane)
-{
-    if (row >= 0 && row + 8 <= int(row_count)) {
-        simdgroup_load(block, from + row * stride, stride, ulong2(0), transposed);
-        return;
-    }
-    for (uint at = lane; at < 64; at += 32) {
-        int place = row + int(at / 8);
-        own[at] = place >= 0 && place < int(row_count) ? from[place * stride + at % 8] : T(0.0f);
-    }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    simdgroup_load(block, own, 8, ulong2(0), transposed);
-    simdgroup_barrier(mem_flags::mem_threadgroup);
+// A lane's token in eight columns; zeros if there is no such token.
+struct TokenPart {
+    float4 of[2];
+};
+
+inline TokenPart read_token(device const float* columns, int row, uint row_count) {
+    TokenPart part;
+    bool inside = row >= 0 && row < int(row_count);
+    device const float4* from = (device const float4*)(columns + (inside ? row : 0) * (2 * KEYS));
+    part.of[0] = inside ? from[0] : float4(0.0f);
+    part.of[1] = inside ? from[1] : float4(0.0f);
+    return part;
 }
 
-// The chunk's products of keys with keys and queries with keys: simdgroup s has row s of blocks of the one and row
-// 3 - s of the other, five blocks in all.
+inline void put_token(threadgroup float4* columns, thread const TokenPart& part, uint lane) {
+    columns[lane * 2] = part.of[0];
+    columns[lane * 2 + 1] = part.of[1];
+}
+
+inline void load_block(thread simdgroup_float8x8& block, threadgroup const float4* columns, uint row, bool transposed) {
+    simdgroup_load(block, (threadgroup const float*)columns + row * 64, 8, ulong2(0), transposed);
+}
+
+// Of the products of keys with keys and of queries with keys, what a simdgroup makes: s has row s of blocks of the one
+// and row 3 - s of the other, five blocks in all.
 struct Products {
     simdgroup_float8x8 keys[BLOCKS];
     simdgroup_float8x8 queries[BLOCKS];
 };
 
-inline void multiply_keys(
-    thread Products& products, device const float* queries, device const float* keys, int start, uint row_count,
-    threadgroup float* own, uint simdgroup, uint lane)
+// Eight rows of a head's state, transposed: blocks of eight columns of a key by the rows.
+struct StateBlocks {
+    simdgroup_float8x8 of[MOST_KEY_BLOCKS];
+};
+
+// By block of tokens, for a simdgroup's rows of the state.
+struct TokenBlocks {
+    simdgroup_float8x8 of[BLOCKS];
+};
+
+// All that keys and queries are multiplied with: one another, and the state (K Sᵀ and Q Sᵀ).
+inline void multiply_tokens(
+    thread Products& products, thread TokenBlocks& of_keys, thread TokenBlocks& of_queries,
+    thread const StateBlocks& state, threadgroup Columns& columns, device const float* queries, int start,
+    uint row_count, uint simdgroup, uint lane)
 {
     uint key_row = simdgroup, query_row = BLOCKS - 1 - simdgroup;
 #pragma unroll
-    for (uint j = 0; j < BLOCKS; ++j) {
-        products.keys[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-        products.queries[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    for (uint i = 0; i < BLOCKS; ++i) {
+        products.keys[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        products.queries[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        of_keys.of[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        of_queries.of[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
-    for (uint column = 0; column < KEY_WIDTH; column += 8) {
-        simdgroup_float8x8 key, query;
-        load_rows(key, keys + column, 2 * KEYS, start + int(key_row) * 8, row_count, false, own, lane);
-        load_rows(query, queries + column, 2 * KEYS, start + int(query_row) * 8, row_count, false, own, lane);
+    int row = start + int(lane);
+    TokenPart query = read_token(queries, row, row_count), key = read_token(queries + KEYS, row, row_count);
 #pragma unroll
-        for (uint j = 0; j < BLOCKS; ++j) {
-            if (j > key_row && j > query_row) continue;
-            simdgroup_float8x8 other;
-            load_rows(other, keys + column, 2 * KEYS, start + int(j) * 8, row_count, true, own, lane);
-            if (j <= key_row) simdgroup_multiply_accumulate(products.keys[j], key, other, products.keys[j]);
-            if (j <= query_row) simdgroup_multiply_accumulate(products.queries[j], query, other, products.queries[j]);
+    for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
+        if (eighth >= KEY_BLOCKS) break;
+        put_token(columns.first, query, lane);
+        put_token(columns.second, key, lane);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (eighth + 1 < KEY_BLOCKS) {
+            query = read_token(queries + (eighth + 1) * 8, row, row_count);
+            key = read_token(queries + KEYS + (eighth + 1) * 8, row, row_count);
         }
+        simdgroup_float8x8 left_key, left_query, block;
+        load_block(left_key, columns.second, key_row, false);
+        load_block(left_query, columns.first, query_row, false);
+#pragma unroll
+        for (uint i = 0; i < BLOCKS; ++i) {
+            if (i <= key_row || i <= query_row) {
+                load_block(block, columns.second, i, true);
+                if (i <= key_row) simdgroup_multiply_accumulate(products.keys[i], left_key, block, products.keys[i]);
+                if (i <= query_row) {
+                    simdgroup_multiply_accumulate(products.queries[i], left_query, block, products.queries[i]);
+                }
+            }
+            load_block(block, columns.second, i, false);
+            simdgroup_multiply_accumulate(of_keys.of[i], block, state.of[eighth], of_keys.of[i]);
+            load_block(block, columns.first, i, false);
+            simdgroup_multiply_accumulate(of_queries.of[i], block, state.of[eighth], of_queries.of[i]);
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
     }
 }
 
 inline void store_products(threadgroup Shared& shared, thread const Products& products, uint simdgroup) {
     uint key_row = simdgroup, query_row = BLOCKS - 1 - simdgroup;
 #pragma unroll
-    for (uint j = 0; j < BLOCKS; ++j) {
-        if (j <= key_row) simdgroup_store(products.keys[j], shared.changes.of + block_of(key_row, j), 8);
-        if (j <= query_row) simdgroup_store(products.queries[j], shared.outputs.of + block_of(query_row, j), 8);
+    for (uint i = 0; i < BLOCKS; ++i) {
+        if (i <= key_row) simdgroup_store(products.keys[i], shared.changes.of + block_of(key_row, i), 8);
+        if (i <= query_row) simdgroup_store(products.queries[i], shared.outputs.of + block_of(query_row, i), 8);
     }
 }
 
@@ -148,14 +188,13 @@ inline void scale_products(threadgroup Shared& shared, uint simdgroup, uint lane
 inline void invert_block(threadgroup Shared& shared, uint simdgroup, uint lane) {
     threadgroup float* block = shared.changes.of + block_of(simdgroup, simdgroup);
     float column[8];
-    if (lane < 8) {
+    uint own = lane % 8;
 #pragma unroll
-        for (uint row = 0; row < 8; ++row) {
-            column[row] = row == lane ? 1.0f : 0.0f;
+    for (uint row = 0; row < 8; ++row) {
+        column[row] = row == own ? 1.0f : 0.0f;
 #pragma unroll
-            for (uint before = 0; before < row; ++before) {
-                column[row] = fma(block[row * 8 + before], column[before], column[row]);
-            }
+        for (uint before = 0; before < 8; ++before) {
+            if (before < row) column[row] = fma(block[row * 8 + before], column[before], column[row]);
         }
     }
     simdgroup_barrier(mem_flags::mem_threadgroup);
@@ -165,65 +204,21 @@ inline void invert_block(threadgroup Shared& shared, uint simdgroup, uint lane) 
     }
 }
 
-// Eight rows of a head's state, transposed: blocks of eight columns of a key by the rows.
-struct StateBlocks {
-    simdgroup_float8x8 of[MOST_KEY_BLOCKS];
-};
-
-// By block of tokens, for a simdgroup's rows of the state.
-struct Columns {
-    simdgroup_float8x8 of[BLOCKS];
-};
-
-// K Sᵀ and Q Sᵀ.
-inline void multiply_state(
-    thread Columns& of_keys, thread Columns& of_queries, thread const StateBlocks& state, device const float* queries,
-    device const float* keys, int start, uint row_count, threadgroup float* own, uint lane)
-{
-#pragma unroll
-    for (uint i = 0; i < BLOCKS; ++i) {
-        of_keys.of[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-        of_queries.of[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-#pragma unroll
-    for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
-        if (eighth >= KEY_BLOCKS) break;
-#pragma unroll
-        for (uint i = 0; i < BLOCKS; ++i) {
-            simdgroup_float8x8 key, query;
-            int row = start + int(i) * 8;
-            load_rows(key, keys + eighth * 8, 2 * KEYS, row, row_count, false, own, lane);
-            load_rows(query, queries + eighth * 8, 2 * KEYS, row, row_count, false, own, lane);
-            simdgroup_multiply_accumulate(of_keys.of[i], key, state.of[eighth], of_keys.of[i]);
-            simdgroup_multiply_accumulate(of_queries.of[i], query, state.of[eighth], of_queries.of[i]);
-        }
-    }
-}
-
-// The changes, from K Sᵀ and the values: in place of the former.
+// The changes in place of K Sᵀ, from that and the values.
 inline void solve_changes(
-    thread Columns& changes, threadgroup const Shared& shared, device const uchar* convolved, ulong column, int start,
-    uint row_count, threadgroup float* own, uint lane)
+    thread TokenBlocks& changes, threadgroup const Shared& shared, threadgroup const float4* values)
 {
 #pragma unroll
     for (uint i = 0; i < BLOCKS; ++i) {
-        simdgroup_float8x8 left, sum;
+        simdgroup_float8x8 left, value, sum;
         simdgroup_load(left, shared.diagonals.taken + i * 64, 8);
         simdgroup_multiply(sum, left, changes.of[i]);
         simdgroup_load(left, shared.diagonals.strength + i * 64, 8);
-        int row = start + int(i) * 8;
-        if (INPUT_BFLOAT) {
-            simdgroup_bfloat8x8 values;
-            device const bfloat* from = (device const bfloat*)convolved + column;
-            load_rows(values, from, CHANNELS, row, row_count, false, (threadgroup bfloat*)own, lane);
-            simdgroup_multiply_accumulate(sum, left, values, sum);
-        } else {
-            simdgroup_float8x8 values;
-            load_rows(values, (device const float*)convolved + column, CHANNELS, row, row_count, false, own, lane);
-            simdgroup_multiply_accumulate(sum, left, values, sum);
-        }
+        load_block(value, values, i, false);
+        simdgroup_multiply_accumulate(sum, left, value, sum);
 #pragma unroll
-        for (uint j = 0; j < i; ++j) {
+        for (uint j = 0; j < BLOCKS; ++j) {
+            if (j >= i) continue;
             simdgroup_load(left, shared.changes.of + block_of(i, j), 8);
             simdgroup_multiply_accumulate(sum, left, changes.of[j], sum);
         }
@@ -232,19 +227,68 @@ inline void solve_changes(
     }
 }
 
+// The outputs in place of Q Sᵀ.
+inline void add_changes(
+    thread TokenBlocks& outputs, threadgroup const Shared& shared, thread const TokenBlocks& changes)
+{
+#pragma unroll
+    for (uint i = 0; i < BLOCKS; ++i) {
+        simdgroup_float8x8 left;
+        simdgroup_load(left, shared.diagonals.decay + i * 64, 8);
+        simdgroup_multiply(outputs.of[i], left, outputs.of[i]);
+#pragma unroll
+        for (uint j = 0; j < BLOCKS; ++j) {
+            if (j > i) continue;
+            simdgroup_load(left, shared.outputs.of + block_of(i, j), 8);
+            simdgroup_multiply_accumulate(outputs.of[i], left, changes.of[j], outputs.of[i]);
+        }
+    }
+}
+
+// S <- G(31) S + Σ G(31, j) c_j ⊗ k_j. Spends the changes.
+inline void add_tokens(
+    thread StateBlocks& state, thread TokenBlocks& changes, threadgroup const Shared& shared,
+    threadgroup float4* columns, device const float* keys, int start, uint row_count, uint lane)
+{
+    simdgroup_float8x8 factor;
+#pragma unroll
+    for (uint i = 0; i < BLOCKS; ++i) {
+        simdgroup_load(factor, shared.diagonals.rest + i * 64, 8);
+        simdgroup_multiply(changes.of[i], factor, changes.of[i]);
+    }
+    simdgroup_load(factor, shared.diagonals.whole, 8);
+    int row = start + int(lane);
+    TokenPart key = read_token(keys, row, row_count);
+#pragma unroll
+    for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
+        if (eighth >= KEY_BLOCKS) break;
+        put_token(columns, key, lane);
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+        if (eighth + 1 < KEY_BLOCKS) key = read_token(keys + (eighth + 1) * 8, row, row_count);
+        simdgroup_multiply(state.of[eighth], factor, state.of[eighth]);
+#pragma unroll
+        for (uint i = 0; i < BLOCKS; ++i) {
+            simdgroup_float8x8 block;
+            load_block(block, columns, i, true);
+            simdgroup_multiply_accumulate(state.of[eighth], block, changes.of[i], state.of[eighth]);
+        }
+        simdgroup_barrier(mem_flags::mem_threadgroup);
+    }
+}
+
 // Contract. As delta_scan, for consecutive rows of session 0: the same results but for the last bits, since sums are in
 // another order. KEY_WIDTH and VALUE_WIDTH are multiples of 8. The state is read once and written once.
-// Chunks lie at multiples of 32 positions of the session. Sums of rows before a row do not depend on where the run
-// ends, and those of a chunk not on the run if it begins at or before the chunk: so results are the same bit for
-// bit however a prompt is cut into runs at multiples of 32. Exception: a run that begins within a chunk has the sums of
-// that chunk in two parts, and last bits from there on are others.
+// Chunks lie at multiples of 32 positions of the session, and a row's sums do not depend on the rows behind it: results
+// are the same bit for bit however a prompt is cut into runs at such positions. Exception: where a run begins within a
+// chunk, that chunk's sums are in two parts, and from there on the last bits are others.
 //
 // A simdgroup has eight rows of a head's state, in 32 registers a lane at a width of 128; 4 of them share the
 // triangles, which do not depend on the state. Grid: value width / 32, value heads. By counting, for a chunk and
 // simdgroup at a width of 128: 64 products of 8x8 for K Sᵀ, 64 for Q Sᵀ, 64 + 16 for the state, 36 for the system, the
 // outputs and their decays, and 80 for its share of the triangles: 324, or 5,184 multiplications of a lane. The
 // scan's are 16 · 4 · 2 · 32 = 4,096 in the same time. So this form can win only where matrix units are faster
-// than lanes; it has three barriers of a threadgroup for 32 tokens, and 3 · 64 + 5.5 · 16 loads of 8x8 of queries and keys.
+// than lanes; it has three barriers of a threadgroup for 32 tokens, and each simdgroup reads queries once and keys
+// twice from memory, 16 bytes a lane.
 [[max_total_threads_per_threadgroup(128)]] kernel void delta_chunk(
     device const Session* sessions [[buffer(0)]],
     device const float* query_key [[buffer(1)]],
@@ -260,22 +304,20 @@ inline void solve_changes(
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup Shared shared;
-    threadgroup float* own = (threadgroup float*)shared.own[simdgroup];
     uint head = position.y, first = (position.x * SIMDGROUPS + simdgroup) * 8;
+    // Whether this simdgroup has rows of the state; each has its share of the triangles.
     bool active = first < VALUE_WIDTH;
     Session session = sessions[0];
     device const float* queries = query_key + head / (VALUE_HEADS / KEY_HEADS) * KEY_WIDTH;
-    device const float* keys = queries + KEYS;
-    ulong column = 2 * KEYS + head * VALUE_WIDTH + first, at = ((ulong)head * VALUE_WIDTH + first) * KEY_WIDTH;
+    ulong at = ((ulong)head * VALUE_WIDTH + first) * KEY_WIDTH;
 
     StateBlocks state;
-    if (active) {
-        device const float* live = (device const float*)(session.live + states) + at;
+    device const float* live = (device const float*)(session.live + states) + at;
 #pragma unroll
-        for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
-            if (eighth >= KEY_BLOCKS) break;
-            simdgroup_load(state.of[eighth], live + eighth * 8, KEY_WIDTH, ulong2(0), true);
-        }
+    for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
+        if (eighth >= KEY_BLOCKS) break;
+        state.of[eighth] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        if (active) simdgroup_load(state.of[eighth], live + eighth * 8, KEY_WIDTH, ulong2(0), true);
     }
     for (uint i = thread_index; i < BLOCKS * 64; i += SIMDGROUPS * 32) {
         shared.diagonals.strength[i] = 0.0f;
@@ -285,72 +327,49 @@ inline void solve_changes(
         if (i < 64) shared.diagonals.whole[i] = 0.0f;
     }
 
+    threadgroup float4* values = shared.columns[simdgroup].first;
+    threadgroup float4* results = shared.columns[simdgroup].second;
     for (int start = -int(session.position % CHUNK); start < int(row_count); start += int(CHUNK)) {
         Products products;
-        multiply_keys(products, queries, keys, start, row_count, own, simdgroup, lane);
+        TokenBlocks changes, outputs;
+        multiply_tokens(
+            products, changes, outputs, state, shared.columns[simdgroup], queries, start, row_count, simdgroup, lane);
         // The chunk before has been multiplied.
         threadgroup_barrier(mem_flags::mem_threadgroup);
         store_products(shared, products, simdgroup);
-        if (thread_index < CHUNK) {
+        int row = start + int(lane);
+        bool inside = row >= 0 && row < int(row_count);
+        if (simdgroup == 0) {
             // A token that there is not changes nothing.
-            int row = start + int(thread_index);
-            bool inside = row >= 0 && row < int(row_count);
-            shared.decays[thread_index] = inside ? decay[row * VALUE_HEADS + head] : 1.0f;
-            shared.strengths[thread_index] = inside ? strength[row * VALUE_HEADS + head] : 0.0f;
+            shared.decays[lane] = inside ? decay[row * VALUE_HEADS + head] : 1.0f;
+            shared.strengths[lane] = inside ? strength[row * VALUE_HEADS + head] : 0.0f;
         }
-        Columns changes, outputs;
-        if (active) multiply_state(changes, outputs, state, queries, keys, start, row_count, own, lane);
+        TokenPart value;
+        value.of[0] = float4(0.0f);
+        value.of[1] = float4(0.0f);
+        if (inside && active) {
+            ulong from = (ulong)row * CHANNELS + 2 * KEYS + head * VALUE_WIDTH + first;
+            value.of[0] = load4(convolved, from, INPUT_BFLOAT);
+            value.of[1] = load4(convolved, from + 4, INPUT_BFLOAT);
+        }
+        put_token(values, value, lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
         scale_products(shared, simdgroup, lane);
         simdgroup_barrier(mem_flags::mem_threadgroup);
         invert_block(shared, simdgroup, lane);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (!active) continue;
 
-        solve_changes(changes, shared, convolved, column, start, row_count, own, lane);
+        solve_changes(changes, shared, values);
+        add_changes(outputs, shared, changes);
 #pragma unroll
-        for (uint i = 0; i < BLOCKS; ++i) {
-            simdgroup_float8x8 left;
-            simdgroup_load(left, shared.diagonals.decay + i * 64, 8);
-            simdgroup_multiply(outputs.of[i], left, outputs.of[i]);
-#pragma unroll
-            for (uint j = 0; j <= i; ++j) {
-                simdgroup_load(left, shared.outputs.of + block_of(i, j), 8);
-                simdgroup_multiply_accumulate(outputs.of[i], left, changes.of[j], outputs.of[i]);
-            }
-            simdgroup_store(outputs.of[i], own + i * 64, 8);
-        }
-#pragma unroll
-        for (uint i = 0; i < BLOCKS; ++i) {
-            simdgroup_float8x8 left;
-            simdgroup_load(left, shared.diagonals.rest + i * 64, 8);
-            simdgroup_multiply(changes.of[i], left, changes.of[i]);
-        }
-        simdgroup_float8x8 whole;
-        simdgroup_load(whole, shared.diagonals.whole, 8);
-#pragma unroll
-        for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
-            if (eighth >= KEY_BLOCKS) break;
-            simdgroup_multiply(state.of[eighth], whole, state.of[eighth]);
-        }
+        for (uint i = 0; i < BLOCKS; ++i) simdgroup_store(outputs.of[i], (threadgroup float*)results + i * 64, 8);
         simdgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint quad = lane; quad < CHUNK * 2; quad += 32) {
-            int row = start + int(quad / 2);
-            if (row < 0 || row >= int(row_count)) continue;
-            ulong to = ((ulong)row * VALUE_HEADS + head) * VALUE_WIDTH + first + quad % 2 * 4;
-            store4(output, to, shared.own[simdgroup][quad], OUTPUT_BFLOAT);
+        if (inside && active) {
+            ulong to = ((ulong)row * VALUE_HEADS + head) * VALUE_WIDTH + first;
+            store4(output, to, results[lane * 2], OUTPUT_BFLOAT);
+            store4(output, to + 4, results[lane * 2 + 1], OUTPUT_BFLOAT);
         }
-        simdgroup_barrier(mem_flags::mem_threadgroup);
-#pragma unroll
-        for (uint eighth = 0; eighth < MOST_KEY_BLOCKS; ++eighth) {
-            if (eighth >= KEY_BLOCKS) break;
-#pragma unroll
-            for (uint i = 0; i < BLOCKS; ++i) {
-                simdgroup_float8x8 key;
-                load_rows(key, keys + eighth * 8, 2 * KEYS, start + int(i) * 8, row_count, true, own, lane);
-                simdgroup_multiply_accumulate(state.of[eighth], key, changes.of[i], state.of[eighth]);
-            }
-        }
+        add_tokens(state, changes, shared, values, queries + KEYS, start, row_count, lane);
     }
 
     if (!active) return;

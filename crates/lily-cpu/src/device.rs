@@ -215,6 +215,10 @@ impl Device for CpuDevice {
         (plan.place(|_| ELEMENT_BYTES).arena_bytes + logits) as u64
     }
 
+    fn can_sample(&self) -> bool {
+        true
+    }
+
     fn new_session(
         &self,
         precision: Precision,

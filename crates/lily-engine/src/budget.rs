@@ -46,7 +46,8 @@ impl MemoryUse {
         let prefill = class(Phase::Prefill, rows, context, PlanOutput::LastLogits);
         let band = route::context_band(context);
         let decode = class(Phase::Decode, 1, band, PlanOutput::Token);
-        let working = [prefill, decode]
+        let sampled = class(Phase::Decode, 1, band, PlanOutput::Sampled);
+        let working = [prefill, decode, sampled]
             .map(|class| {
                 let plan = plans::record(model, class, options.plan_transform.as_ref());
                 device.working_bytes(&plan)

@@ -8,7 +8,7 @@ use crate::session::Session;
 use crate::text::TextModel;
 use lily_plan::{
     Device, DeviceDescription, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass,
-    PlanOutput, route,
+    PlanOutput, SamplingRow, route,
 };
 use std::sync::Arc;
 
@@ -73,6 +73,11 @@ impl Engine {
     /// Tokenizer, template, defaults.
     pub fn text(&self) -> &Arc<TextModel> {
         &self.text
+    }
+
+    /// Whether the device runs plans that sample.
+    pub(crate) fn device_can_sample(&self) -> bool {
+        self.device.can_sample()
     }
 
     /// Longest sequence, in tokens.
@@ -189,7 +194,7 @@ impl Engine {
             _ => PlanOutput::State,
         };
         let plan = self.prefill_plan(rows, output);
-        let outcome = self.launch(&plan, session, &tokens[..rows])?;
+        let outcome = self.launch(&plan, session, &tokens[..rows], &[])?;
         Ok((rows, outcome))
     }
 
@@ -200,8 +205,19 @@ impl Engine {
         token: u32,
         output: PlanOutput,
     ) -> Result<Outcome, EngineError> {
+        self.decode_with(session, token, output, &[])
+    }
+
+    /// [`decode`](Self::decode) with what a [`PlanOutput::Sampled`] plan chooses by.
+    pub(crate) fn decode_with(
+        &mut self,
+        session: &mut Session,
+        token: u32,
+        output: PlanOutput,
+        sampling: &[SamplingRow<'_>],
+    ) -> Result<Outcome, EngineError> {
         let plan = self.decode_plan(session.tokens.len(), output);
-        self.launch(&plan, session, &[token])
+        self.launch(&plan, session, &[token], sampling)
     }
 
     fn launch(
@@ -209,13 +225,14 @@ impl Engine {
         plan: &Arc<Plan>,
         session: &mut Session,
         tokens: &[u32],
+        sampling: &[SamplingRow<'_>],
     ) -> Result<Outcome, EngineError> {
         let launch = Launch {
             tokens,
             sessions: &mut [session.state.as_mut()],
             preset: &[],
             token_limit: self.token_limit(),
-            sampling: &[],
+            sampling,
             observer: None,
         };
         let outcome = self.device.execute(plan, launch)?;

@@ -4,9 +4,10 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
-use lily_plan::{Outcome, PlanOutput};
+use lily_plan::{NO_TOKEN, Outcome, PlanOutput};
 use lily_sampling::{Sampled, Sampler, SamplingParameters};
 use lily_text::{Detokenizer, StopMatcher};
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +25,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// Tokens that end the answer; the checkpoint's own, if not given.
     pub stop_ids: Option<Vec<u32>>,
+    /// Tokens are chosen on the host even where the device could: for comparisons.
+    pub host_sampling: bool,
 }
 
 /// Stops a generation from another thread, between two chunks or tokens.
@@ -109,6 +112,58 @@ pub struct Timings {
     pub decode: Duration,
 }
 
+/// Where the tokens of an answer are chosen, its first excepted: that the host chooses, from the prompt's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenChoice {
+    /// By the device: the decode plan ends with arg-max.
+    DeviceGreedy,
+    /// By the device: the decode plan ends with sampling, and the logits stay there.
+    DeviceSampling,
+    /// By the host, from the logits of each step, for this reason.
+    Host(&'static str),
+}
+
+impl TokenChoice {
+    fn new(engine: &Engine, request: &GenerationRequest) -> Self {
+        let sampling = &request.sampling;
+        let is_plain = sampling.temperature == 0.0
+            && sampling.repetition_penalty == 1.0
+            && sampling.presence_penalty == 0.0
+            && sampling.frequency_penalty == 0.0
+            && sampling.logit_bias.is_empty();
+        if request.host_sampling {
+            TokenChoice::Host("as asked for")
+        } else if sampling.logprobs.is_some() {
+            TokenChoice::Host("log-probabilities need all logits")
+        } else if is_plain {
+            TokenChoice::DeviceGreedy
+        } else if engine.device_can_sample() {
+            TokenChoice::DeviceSampling
+        } else {
+            TokenChoice::Host("the device does not sample from so large a vocabulary")
+        }
+    }
+
+    /// What a decode plan has to leave.
+    fn output(self) -> PlanOutput {
+        match self {
+            TokenChoice::DeviceGreedy => PlanOutput::Token,
+            TokenChoice::DeviceSampling => PlanOutput::Sampled,
+            TokenChoice::Host(_) => PlanOutput::AllLogits,
+        }
+    }
+}
+
+impl fmt::Display for TokenChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenChoice::DeviceGreedy => f.write_str("on the device, by arg-max"),
+            TokenChoice::DeviceSampling => f.write_str("on the device, by sampling"),
+            TokenChoice::Host(reason) => write!(f, "on the host: {reason}"),
+        }
+    }
+}
+
 /// An answer in the making.
 pub struct Generation {
     session: Session,
@@ -118,8 +173,7 @@ pub struct Generation {
     detokenizer: Detokenizer,
     stop: StopMatcher,
     stop_ids: Vec<u32>,
-    /// The device itself chooses: greedy, and nothing else asked for.
-    on_device: bool,
+    choice: TokenChoice,
     max_tokens: usize,
     generated: Vec<u32>,
     /// Chosen, but not yet part of the session's state.
@@ -186,17 +240,11 @@ impl Engine {
             cached_tokens: session.tokens.len(),
             ..Timings::default()
         };
-        let sampling = &request.sampling;
-        let on_device = sampling.temperature == 0.0
-            && sampling.repetition_penalty == 1.0
-            && sampling.presence_penalty == 0.0
-            && sampling.frequency_penalty == 0.0
-            && sampling.logit_bias.is_empty()
-            && sampling.logprobs.is_none();
         let stop_ids = request
             .stop_ids
             .clone()
             .unwrap_or_else(|| self.text().stop_ids().to_vec());
+        let choice = TokenChoice::new(self, &request);
         Ok(Generation {
             detokenizer: Detokenizer::new(self.text().tokenizer().clone(), true),
             stop: StopMatcher::new(request.stop.iter().map(String::as_str)),
@@ -205,7 +253,7 @@ impl Engine {
             request,
             cancel,
             sampler,
-            on_device,
+            choice,
             max_tokens,
             generated: Vec::new(),
             pending: None,
@@ -274,12 +322,7 @@ impl Engine {
     fn advance_decode(&mut self, generation: &mut Generation) -> Result<TokenEvent, EngineError> {
         let start = Instant::now();
         if let Some(token) = generation.pending.take() {
-            let output = if generation.on_device {
-                PlanOutput::Token
-            } else {
-                PlanOutput::AllLogits
-            };
-            generation.outcome = Some(self.decode(&mut generation.session, token, output)?);
+            generation.outcome = Some(self.decode_pending(generation, token)?);
             generation.timings.decoded_tokens += 1;
         }
         let sampled = generation.choose()?;
@@ -288,7 +331,29 @@ impl Engine {
     }
 }
 
+impl Engine {
+    fn decode_pending(
+        &mut self,
+        generation: &mut Generation,
+        token: u32,
+    ) -> Result<Outcome, EngineError> {
+        let (session, sampler) = (&mut generation.session, &generation.sampler);
+        let output = generation.choice.output();
+        let outcome = self.decode_with(session, token, output, &[sampler.row(None)])?;
+        // The device found nothing to choose: the sampler, given the logits, says why.
+        if outcome.tokens.first() == Some(&NO_TOKEN) && session.step_back() {
+            return self.decode(session, token, PlanOutput::AllLogits);
+        }
+        Ok(outcome)
+    }
+}
+
 impl Generation {
+    /// Where its tokens are chosen.
+    pub fn choice(&self) -> TokenChoice {
+        self.choice
+    }
+
     /// The tokens chosen so far, the one that ended the answer included.
     pub fn tokens(&self) -> &[u32] {
         &self.generated
@@ -316,11 +381,13 @@ impl Generation {
 
     fn choose(&mut self) -> Result<Sampled, EngineError> {
         let outcome = self.outcome.take().unwrap_or_default();
+        // Arg-max comes with the logits, and may have found no number among them.
+        let is_chosen = |token: u32| match outcome.logits.get(token as usize) {
+            Some(logit) => logit.is_finite(),
+            None => token != NO_TOKEN && outcome.logits.is_empty(),
+        };
         if let Some(&token) = outcome.tokens.first()
-            && outcome
-                .logits
-                .get(token as usize)
-                .is_some_and(|logit| logit.is_finite())
+            && is_chosen(token)
         {
             return Ok(Sampled {
                 token,

@@ -18,7 +18,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use generation::{
     CancelFlag, FinishReason, Finished, Generation, GenerationRequest, Progress, Timings,
-    TokenEvent,
+    TokenChoice, TokenEvent,
 };
 pub use lily_plan::{Device, DeviceDescription, Plan, PlanClass, PlanOutput, Precision};
 pub use lily_sampling::{SamplingError, SamplingParameters};

@@ -27,6 +27,15 @@ impl Session {
         self.state.resident_bytes()
     }
 
+    /// Takes the last run of one token back, if that can still be done.
+    pub(crate) fn step_back(&mut self) -> bool {
+        let is_back = self.state.step_back();
+        if is_back {
+            self.tokens.pop();
+        }
+        is_back
+    }
+
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.tokens.clear();

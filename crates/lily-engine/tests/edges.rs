@@ -9,8 +9,8 @@ use lily_engine::{
     Progress, SamplingError, SamplingParameters, TextModel,
 };
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, Launch, Outcome, Plan, Precision, SessionBytes,
-    SessionState,
+    Device, DeviceDescription, DeviceError, Launch, NO_TOKEN, Outcome, Phase, Plan, Precision,
+    SessionBytes, SessionState,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -434,7 +434,7 @@ struct Spy {
     device: CpuDevice,
     available: Option<u64>,
     token_limit: Arc<AtomicU32>,
-    /// What the logits become from which the device has chosen.
+    /// What the logits of decoded tokens become. Sampling then finds no token, as of logits that are no numbers.
     logits: Option<f32>,
 }
 
@@ -451,6 +451,9 @@ impl Device for Spy {
     fn working_bytes(&self, plan: &Plan) -> u64 {
         self.device.working_bytes(plan)
     }
+    fn can_sample(&self) -> bool {
+        self.device.can_sample()
+    }
     fn new_session(
         &self,
         precision: Precision,
@@ -463,9 +466,12 @@ impl Device for Spy {
             .store(launch.token_limit, Ordering::Relaxed);
         let mut outcome = self.device.execute(plan, launch)?;
         if let Some(value) = self.logits
-            && plan.chooses_token()
+            && plan.class.phase == Phase::Decode
         {
             outcome.logits.fill(value);
+            if plan.samples() {
+                outcome.tokens.fill(NO_TOKEN);
+            }
         }
         Ok(outcome)
     }
@@ -508,19 +514,26 @@ fn rows_without_a_token_are_never_chosen() {
 #[test]
 fn logits_that_are_no_numbers_are_an_error_not_a_token() {
     let (mut engine, _) = spied(None, Some(f32::NAN));
-    let request = GenerationRequest {
-        prompt: vec![100],
-        max_tokens: Some(2),
-        ..GenerationRequest::default()
-    };
-    let error = answer(&mut engine, request).err().unwrap();
-    assert!(
-        matches!(
-            error,
-            EngineError::Sampling(SamplingError::NotFinite { .. })
-        ),
-        "{error}"
-    );
+    for temperature in [0.0, 1.0] {
+        let request = GenerationRequest {
+            prompt: vec![100],
+            max_tokens: Some(2),
+            sampling: SamplingParameters {
+                temperature,
+                ..SamplingParameters::default()
+            },
+            ..GenerationRequest::default()
+        };
+        // Where the device samples and finds no token, the logits are computed anew for the sampler to look at.
+        let error = answer(&mut engine, request).err().unwrap();
+        assert!(
+            matches!(
+                error,
+                EngineError::Sampling(SamplingError::NotFinite { count: 4_088, .. })
+            ),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -318,6 +318,10 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
         (arena + launch::bytes(rows) + sampling + logits) as u64
     }
 
+    fn can_sample(&self) -> bool {
+        self.model.config.vocab_size <= record::MOST_SAMPLED_TOKENS
+    }
+
     fn new_session(
         &self,
         precision: Precision,

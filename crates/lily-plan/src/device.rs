@@ -176,6 +176,8 @@ pub trait Device: Send {
     fn session_bytes(&self, precision: crate::Precision) -> SessionBytes;
     /// Bytes of working memory that running `plan` takes.
     fn working_bytes(&self, plan: &Plan) -> u64;
+    /// Whether it runs plans that sample ([`PlanOutput::Sampled`](crate::PlanOutput::Sampled)) for its model.
+    fn can_sample(&self) -> bool;
     /// A new session whose cache may grow to `capacity` positions.
     fn new_session(
         &self,

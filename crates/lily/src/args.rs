@@ -206,6 +206,9 @@ pub struct SamplingArguments {
     /// Makes the answer repeatable [default: a new one each time; shown by --json and --verbose]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
+    /// Choose tokens on the processor even where the device could, from the logits of each step
+    #[arg(long)]
+    pub host_sampling: bool,
     /// Report log-probabilities, with N alternatives for each token (0 to 20)
     #[arg(long, value_name = "N", requires = "json")]
     pub logprobs: Option<u32>,
@@ -251,8 +254,8 @@ pub enum ReasoningChoice {
                   floating-point operations, fused and expanded, priced for named machines; then the \
                   boundaries that remain, with their prices. Works from a config.json alone. Prices are \
                   bounds by counting, never measurements; every assumption is printed. The decoded token \
-                  is the likeliest, chosen on the device; where the host samples, decode runs the same plan \
-                  without its last step, arg-max.",
+                  is the likeliest, chosen on the device; where it is sampled, the same plan ends with sample \
+                  in place of arg-max, and where the host chooses, it has neither.",
     after_help = format!("\
 Examples, from a clone of Lily:
   lily plan fixtures/qwen3.6-35b-a3b/config.json

@@ -9,8 +9,7 @@ use lily_plan::{Machine, ModelDescription, PlanReport, route};
 use std::path::Path;
 use std::sync::Arc;
 
-const LAST_STEP: &str =
-    "Decode ends with arg-max; where the host samples, the same plan runs without that last step.";
+const LAST_STEP: &str = "Decode ends with arg-max, or with sample in its place; where the host chooses, without that last step.";
 
 const MORE: &str = "\
 With --details: steps, operations, and why each boundary must stand. With --steps: every step.

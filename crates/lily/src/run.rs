@@ -10,7 +10,7 @@ use crate::prompt;
 use crate::status::Status;
 use lily_engine::{
     CancelFlag, DeviceDescription, FinishReason, Generation, GenerationRequest, Progress,
-    SamplingParameters, TextModel, Timings,
+    SamplingParameters, TextModel, Timings, TokenChoice,
 };
 use serde::Serialize;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -57,6 +57,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         sampling: sampling.clone(),
         stop: arguments.stop.clone(),
         stop_ids: None,
+        host_sampling: arguments.sampling.host_sampling,
     };
     let cancel = interruption(console.status())?;
     let mut generation = opened.engine.start(None, request, cancel)?;
@@ -67,7 +68,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     };
     let mut answer = Answer::new(&prompt, !arguments.output.json, shows_reasoning);
     if arguments.output.verbose {
-        introduce(&mut console, &opened, &sampling);
+        introduce(&mut console, &opened, &sampling, generation.choice());
     }
 
     console.status().begin("reading the prompt");
@@ -189,7 +190,12 @@ fn interruption(status: &Status) -> Result<CancelFlag, Failure> {
     Ok(cancel)
 }
 
-fn introduce(console: &mut Console, opened: &Opened, sampling: &SamplingParameters) {
+fn introduce(
+    console: &mut Console,
+    opened: &Opened,
+    sampling: &SamplingParameters,
+    choice: TokenChoice,
+) {
     let device = opened.engine.device();
     let precision = opened.engine.options().precision;
     console.note(&format!("lily: model {}", opened.name.to_text()));
@@ -198,6 +204,7 @@ fn introduce(console: &mut Console, opened: &Opened, sampling: &SamplingParamete
         "lily: sampling {}",
         describe_sampling(sampling).join(", ")
     ));
+    console.note(&format!("lily: tokens chosen {choice}"));
 }
 
 /// What the parameters do, without those that do nothing.
@@ -270,6 +277,8 @@ struct SamplingReport {
     presence_penalty: f32,
     frequency_penalty: f32,
     logit_bias: Vec<(u32, f32)>,
+    /// Where tokens were chosen.
+    chosen: String,
 }
 
 #[derive(Serialize)]
@@ -336,6 +345,7 @@ impl<'a> Report<'a> {
                 presence_penalty: sampling.presence_penalty,
                 frequency_penalty: sampling.frequency_penalty,
                 logit_bias: sampling.logit_bias.clone(),
+                chosen: generation.choice().to_string(),
             },
             seed: sampling.seed,
             prompt_tokens: generation.prompt_tokens(),

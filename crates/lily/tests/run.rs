@@ -152,9 +152,17 @@ fn sampling_flags_reach_the_sampler_and_defaults_are_the_checkpoints() {
         json!({
             "temperature": 0.5, "top_k": null, "top_p": 1.0, "min_p": 0.1, "repetition_penalty": 1.1,
             "presence_penalty": -0.5, "frequency_penalty": 0.25, "logit_bias": [[4090, -100.0]],
+            "chosen": "on the device, by sampling",
         })
     );
     assert_eq!(report["seed"], 9);
+    let on_the_host = lily(&["run", "--json", "--host-sampling", "--seed", "9", NORWAY]).json();
+    let on_the_device = lily(&["run", "--json", "--seed", "9", NORWAY]).json();
+    assert_eq!(
+        on_the_host["sampling"]["chosen"],
+        "on the host: as asked for"
+    );
+    assert_eq!(on_the_host["content"], on_the_device["content"]);
 }
 
 #[test]

@@ -8,6 +8,8 @@ mod experts;
 mod sampling;
 
 use crate::gpu::{GpuDescription, MatrixUnits};
+pub use sampling::MOST_SAMPLED_TOKENS;
+
 use crate::kernels::{Bound, Input, Kernel, Memory, Output, Region};
 use crate::state::StateLayout;
 use crate::switches::Switches;

@@ -4,8 +4,8 @@ use super::{Recorder, launch};
 use crate::kernels::{Input, Memory, Output, Region, Sample};
 use lily_plan::{DeviceError, ScratchId};
 
-/// Most tokens of a vocabulary: so many weights sum to 64 bits.
-const MOST_TOKENS: usize = 1 << 18;
+/// Most tokens of a vocabulary that is sampled from: so many weights sum to 64 bits.
+pub const MOST_SAMPLED_TOKENS: usize = 1 << 18;
 
 impl Recorder<'_> {
     pub(super) fn sample(
@@ -14,7 +14,7 @@ impl Recorder<'_> {
         adjusted: ScratchId,
     ) -> Result<(), DeviceError> {
         let (rows, vocabulary) = (self.rows_of(logits), self.columns(logits));
-        if vocabulary > MOST_TOKENS {
+        if vocabulary > MOST_SAMPLED_TOKENS {
             let what = format!("sampling from {vocabulary} tokens");
             return Err(self.unsupported(what, "its kernel takes at most 262,144"));
         }

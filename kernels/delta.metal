@@ -301,9 +301,9 @@ kernel void gated_norm(
 // Contract. Decode: convolution, preparation, one token of the delta rule and the gated norm of one value head and
 // session; nothing between them is rounded or leaves the threadgroup. input [rows, CHANNELS], gate z and output
 // [rows, VALUE_HEADS · VALUE_WIDTH], a and b [rows, VALUE_HEADS] f32. The value heads of one key head all convolve its
-// channels; the lowest writes their history. 32 simdgroups, four rows of the state each: 64 KB of state in, 64 KB
-// out. 32 value heads are 32 threadgroups, fewer than two a core; splitting a head would need its norm, and so
-// a second dispatch.
+// channels; the lowest writes their history. 32 simdgroups, four rows of the state each, eight lanes a row: 64 KB of
+// state in, 64 KB out, and three exchanges of five numbers a lane. 32 value heads are 32 threadgroups, fewer than two a
+// core; splitting a head would need its norm, and so a second dispatch.
 [[max_total_threads_per_threadgroup(1024)]] kernel void delta_step(
     device const Session* sessions [[buffer(0)]],
     device const uchar* input [[buffer(1)]],

@@ -66,7 +66,8 @@ fn check_model_with(
                 ];
                 let plan = runner.plan(Phase::Prefill, rows, outputs[index % 3]);
                 seen.extend(check(&mut runner, &plan, &tokens(rows)));
-                let plan = runner.plan(Phase::Decode, 1, PlanOutput::Token);
+                let output = [PlanOutput::Token, PlanOutput::Sampled][index % 2];
+                let plan = runner.plan(Phase::Decode, 1, output);
                 seen.extend(check(&mut runner, &plan, &tokens(1)));
             }
         }
@@ -113,6 +114,7 @@ fn each_step_of_the_small_oracles_agrees_with_the_reference() {
         "rms-norm",
         "rotate",
         "route",
+        "sample",
         "select-last-row",
     ];
     assert_eq!(seen, all.into_iter().collect());

@@ -338,6 +338,32 @@ fn layers_are_labelled_and_follow_one_another() {
     }
 }
 
+/// The plan of a sampled token is that of the likeliest with another last step, and hands out no logits.
+#[test]
+fn a_sampled_token_takes_one_step_in_place_of_arg_max() {
+    let model = model();
+    let plan = |output| {
+        let class = lily_plan::PlanClass {
+            output,
+            ..decode(&model).class
+        };
+        Plan::record(&model, class)
+    };
+    let (sampled, likeliest) = (plan(PlanOutput::Sampled), plan(PlanOutput::Token));
+    assert_eq!(sampled.steps.len(), likeliest.steps.len());
+    assert_eq!(sampled.stages, likeliest.stages);
+    let last = sampled.steps.len() - 1;
+    assert_eq!(sampled.steps[..last], likeliest.steps[..last]);
+    assert_eq!(sampled.steps[last].label(), "sample");
+    assert!(sampled.samples() && !likeliest.samples());
+    assert!(sampled.chooses_token() && sampled.logits.is_none());
+    // What is read and written is the same: the working memory is touched only where parameters ask for it.
+    let work = |plan: &Plan| plan.work(last, &lily_plan::Assumptions::at_context(0));
+    assert_eq!(work(&sampled), work(&likeliest));
+    let operation = &sampled.steps[last].operation;
+    assert!(operation.is_single_group());
+}
+
 #[test]
 fn overwriting_waits_for_readers_and_writers() {
     // Real plans write every resource once, before it is read; these steps overwrite.

@@ -16,6 +16,9 @@ constant uint GROUP_HEADS = QUERY_HEADS / KEY_VALUE_HEADS;
 constant uint ELEMENT_BYTES = CACHE_BFLOAT ? 2 : 4;
 constant uint LAYER_PAGE_BYTES = 2 * KEY_VALUE_HEADS * PAGE * WIDTH * ELEMENT_BYTES;
 
+// From a key to its value.
+constant uint VALUES_BEHIND_KEYS = LAYER_PAGE_BYTES / 2;
+
 // The key (which = 0) or value (1) of a KV head at a position, in attention layer `layer` counted among those.
 inline device uchar* cached(Session session, uint layer, uint which, uint head, uint position) {
     device uchar* page = session.pages[position / PAGE].memory + (ulong)layer * LAYER_PAGE_BYTES;

@@ -71,7 +71,7 @@ inline void find_tile(threadgroup Members<M>& members, device const uint* groupi
 // Contract. input [rows, COLUMNS], or [rows · CHOICES, COLUMNS]; norm [COLUMNS]; ids [rows, CHOICES]; weight and up
 // [EXPERTS, OUTPUTS, COLUMNS]; output [rows · CHOICES, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), rounded
 // once to its type. grouping: offsets and pairs of `group_experts`, where GROUPED.
-// Grid: blocks of four rows / SIMDGROUPS; pairs, or where GROUPED the most tiles of M pairs that there can be.
+// Grid: blocks of four rows / (SIMDGROUPS / SPLIT); pairs, or where GROUPED the most tiles of M pairs that there can be.
 template <int M>
 kernel void project_experts(
     device const uchar* input [[buffer(0)]],
@@ -88,7 +88,9 @@ kernel void project_experts(
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup float4 stage[Stage<M>::SIZE];
-    threadgroup float partial[16 * M];
+    threadgroup float4 sums[Stage<M>::RESULTS];
+    threadgroup float4 ups[Stage<M>::RESULTS];
+    threadgroup float partial[MOST_SIMDGROUPS * M];
     threadgroup uint rows[M];
     threadgroup Members<M> members;
     if (simdgroup == 0) {
@@ -104,34 +106,54 @@ kernel void project_experts(
     uint expert = members.expert;
     if (thread_index < count) rows[thread_index] = members.pairs[thread_index] / PAIRS_A_ROW;
 
-    uint block = position.x * SIMDGROUPS + simdgroup;
-    bool active = block < (OUTPUTS + 3) / 4;
-    Matrix matrix = matrix_at(weight, expert, OUTPUTS, COLUMNS, BITS);
-    Matrix other = matrix_at(HAS_UP ? up : weight, expert, OUTPUTS, COLUMNS, UP_BITS);
-    Sums<M> sums, ups;
+    uint base = position.x * BLOCKS_A_ROUND;
+    Block block;
+    block.matrix = matrix_at(weight, expert, OUTPUTS, COLUMNS, BITS);
+    block.other = matrix_at(HAS_UP ? up : weight, expert, OUTPUTS, COLUMNS, UP_BITS);
+    block.block = base + simdgroup / SPLIT;
+    block.bits = BITS;
+    block.other_bits = UP_BITS;
+    block.active = block.block < (OUTPUTS + 3) / 4;
+    block.gated = HAS_UP && block.active;
+    Results<M> results = {sums, ups};
     Factors<M> squares;
-    clear(sums);
-    clear(ups);
     for (int m = 0; m < M; ++m) squares.of[m] = 0.0f;
-    Rows four = {matrix, block, BITS}, other_four = {other, block, UP_BITS};
-    multiply_rows<M>(sums, ups, squares, four, other_four, active, HAS_UP, stage, input, norm, rows, count, thread_index,
-                     lane);
-    if (HAS_NORM) finish_norm<M>(squares, partial, simdgroup, lane);
-    if (!active) return;
-    reduce<M>(sums, squares);
-    if (HAS_UP) reduce<M>(ups, squares);
-    float4 mine = sums.of[0], mine_up = ups.of[0];
-    for (int m = 1; m < M; ++m) {
-        if (lane / 4 == uint(m)) {
-            mine = sums.of[m];
-            mine_up = ups.of[m];
+    if (M == 1) {
+        LaneCodes codes = load_codes(block, (simdgroup % SPLIT * 32 + lane) * LANE_COLUMNS, 0);
+        for (uint first = 0; first < COLUMNS; first += Stage<1>::CHUNKS * CHUNK) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint chunk = 0; chunk < uint(Stage<1>::CHUNKS); ++chunk) {
+                if (first + chunk * CHUNK >= COLUMNS) break;
+                stage_chunk<M>(stage + chunk * Stage<M>::CHUNK_SIZE, squares, input, norm, rows, count,
+                               first + chunk * CHUNK, 0, thread_index);
+            }
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            if (SPLIT > 1 && block.active) multiply_split({sums, ups}, block, codes, stage, first, simdgroup, lane);
         }
+        if (SPLIT == 1 && block.active) {
+            Sums<1> own, others;
+            clear(own);
+            clear(others);
+            Block nothing = block;
+            nothing.active = nothing.gated = false;
+            multiply_alone(own, others, codes, block, nothing, stage, lane);
+            leave_sums<1>(sums, own, false, simdgroup, lane);
+            if (HAS_UP) leave_sums<1>(ups, others, false, simdgroup, lane);
+        }
+    } else {
+        multiply_together<M>(results, squares, block, HAS_UP, stage, input, norm, rows, count, thread_index, simdgroup,
+                             lane);
     }
-    uint m = lane / 4, column = block * 4 + lane % 4;
-    if (m >= count || column >= OUTPUTS) return;
-    float value = mine[lane % 4];
-    if (HAS_UP) value = silu(value) * mine_up[lane % 4];
-    store1(output, (ulong)members.pairs[m] * OUTPUTS + column, value, OUTPUT_BFLOAT);
+    if (HAS_NORM) finish_norm<M>(squares, partial, simdgroup, lane);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint at = thread_index; at < BLOCKS_A_ROUND * M * 4; at += SIMDGROUPS * 32) {
+        uint local = at / (M * 4), m = at / 4 % M, r = at % 4;
+        uint column = (base + local) * 4 + r;
+        if (m >= count || column >= OUTPUTS) continue;
+        float value = finished<M>(results.first, squares, local, m, r);
+        if (HAS_UP) value = silu(value) * finished<M>(results.other, squares, local, m, r);
+        store1(output, (ulong)members.pairs[m] * OUTPUTS + column, value, OUTPUT_BFLOAT);
+    }
 }
 template [[host_name("project_experts_1")]] kernel decltype(project_experts<1>) project_experts<1>;
 template [[host_name("project_experts_2")]] kernel decltype(project_experts<2>) project_experts<2>;

@@ -14,14 +14,10 @@ use lily_msl::{
 const ARCHITECTURE: &str = "sm_90";
 
 /// Kernels that may keep something in local memory, by the beginnings of their names, and why.
-const USES_LOCAL_MEMORY: [(&str, &str); 3] = [
+const USES_LOCAL_MEMORY: [(&str, &str); 2] = [
     (
         "angles",
         "sines of large angles need an array that is indexed at run time",
-    ),
-    (
-        "project_experts_8",
-        "gate and up of eight rows are 64 sums a thread: 24 bytes more than there are registers",
     ),
     (
         "tensor_",
@@ -30,8 +26,10 @@ const USES_LOCAL_MEMORY: [(&str, &str); 3] = [
 ];
 
 /// Numbers as in a model with 35 billion parameters, for function constants of these names.
-const MODEL: [(&str, f32); 33] = [
+const MODEL: [(&str, f32); 35] = [
     ("BITS", 4.0),
+    ("ROUNDS", 4.0),
+    ("SPLIT", 2.0),
     ("BITS_0", 4.0),
     ("BITS_1", 8.0),
     ("BITS_2", 4.0),

@@ -206,7 +206,7 @@ fn attention_blocks_count_once_they_hold_a_position() {
         assert_eq!(merge.scratch_read, blocks * block + 16 * 256 * 2);
     }
     // What the comment at the bands of the routes claims of the longest context of each.
-    for (context, per_mille) in [(4_096, 63), (32_768, 16), (262_144, 8)] {
+    for (context, per_mille) in [(4_096, 63), (32_768, 31), (262_144, 8)] {
         let plan = Plan::record(
             &plan.model,
             PlanClass {

@@ -144,18 +144,22 @@ impl Recorder<'_> {
         products: &Products,
         residual: Option<ScratchId>,
     ) {
-        let columns = self.columns(input);
         let rows = self.rows_of(input);
         let together = route::vector_rows(rows);
         let blocks: usize = products.outputs.iter().map(|count| count.div_ceil(4)).sum();
-        let simdgroups = route::vector_simdgroups(blocks, rows.div_ceil(together));
+        let passes = rows.div_ceil(together);
+        let columns = self.columns(input);
+        let shape = route::vector_shape(columns, blocks, together, 1, self.gpu.cores);
         let kernel = Project {
             kernel: instance(Project::NAMES, &format!("project_{together}")),
             columns: columns as u32,
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),
             epsilon: self.epsilon(),
-            simdgroups: simdgroups as u32,
+            simdgroups: shape.simdgroups as u32,
+            split: shape.split as u32,
+            rounds: shape.rounds as u32,
+            by_chunk: shape.by_chunk,
             outputs_0: products.outputs[0] as u32,
             outputs_1: products.outputs[1] as u32,
             outputs_2: products.outputs[2] as u32,
@@ -185,7 +189,7 @@ impl Recorder<'_> {
             output_3: products.results[3],
             row_count: rows as u32,
         };
-        let grid = [blocks.div_ceil(simdgroups), rows.div_ceil(together), 1];
-        self.dispatch(kernel, grid, simdgroups * 32);
+        let grid = [blocks.div_ceil(shape.blocks()), passes, 1];
+        self.dispatch(kernel, grid, shape.simdgroups * 32);
     }
 }

@@ -66,7 +66,9 @@ impl Recorder<'_> {
             None => pairs,
         };
         let blocks = outputs.div_ceil(4);
-        let simdgroups = route::vector_simdgroups(blocks, tiles);
+        let choices = self.config.experts_per_token;
+        let shape = route::vector_shape(columns, blocks, together, choices, self.gpu.cores);
+        let shape = route::VectorShape { rounds: 1, ..shape };
         let kernel = ProjectExperts {
             kernel: instance(
                 ProjectExperts::NAMES,
@@ -76,7 +78,9 @@ impl Recorder<'_> {
             input_bfloat: self.is_bfloat(input),
             has_norm: norm.is_some(),
             epsilon: self.epsilon(),
-            simdgroups: simdgroups as u32,
+            simdgroups: shape.simdgroups as u32,
+            split: shape.split as u32,
+            by_chunk: shape.by_chunk,
             outputs: outputs as u32,
             experts: self.config.experts as u32,
             pairs_a_row: (pairs / self.rows_of(input)) as u32,
@@ -96,8 +100,8 @@ impl Recorder<'_> {
         };
         self.dispatch(
             kernel,
-            [blocks.div_ceil(simdgroups), tiles, 1],
-            simdgroups * 32,
+            [blocks.div_ceil(shape.blocks()), tiles, 1],
+            shape.simdgroups * 32,
         );
         Ok(())
     }

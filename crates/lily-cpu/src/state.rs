@@ -267,6 +267,19 @@ impl SessionState for CpuState {
         Ok(())
     }
 
+    fn seek(&mut self, position: usize) -> Result<(), DeviceError> {
+        if position > self.capacity {
+            let capacity = self.capacity;
+            return Err(DeviceError::Launch(format!(
+                "position {position} of a session made for {capacity}"
+            )));
+        }
+        self.position = position;
+        self.touched = self.touched.max(position);
+        self.undoable = None;
+        Ok(())
+    }
+
     fn reset(&mut self) {
         for layer in &mut self.layers {
             if let LayerState::GatedDelta { history, recurrent } = layer {

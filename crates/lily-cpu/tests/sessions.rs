@@ -3,10 +3,11 @@
 mod common;
 
 use common::{native, on, open};
-use lily_checkpoint::Checkpoint;
+use lily_checkpoint::{Checkpoint, LayerKind};
 use lily_cpu::{CpuDevice, CpuOptions};
 use lily_plan::{
-    Device, DeviceError, Launch, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState, route,
+    Device, DeviceError, Launch, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState,
+    StateCopy, StateSlot, route,
 };
 use lily_testing::{Synthetic, repository};
 use serde_json::json;
@@ -131,6 +132,48 @@ fn a_run_can_be_taken_back_once() {
         runner.feed(&[11]) == first,
         "as if the other token had never been"
     );
+}
+
+/// A session that stands where another does, with what that one holds, goes on as it would.
+#[test]
+fn a_session_made_of_what_another_holds_goes_on_like_it() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let mut runner = on(tiny(), precision, &native());
+        runner.prefill(&tokens(3, 40), 64);
+        let config = runner.model.config.clone();
+        let slots = (0..config.layers).flat_map(|layer| {
+            let number = layer as u16;
+            match config.layer_kind(layer) {
+                LayerKind::GatedDelta => [
+                    StateSlot::ConvolutionHistory(number, StateCopy::Live),
+                    StateSlot::RecurrentState(number, StateCopy::Live),
+                ],
+                LayerKind::Attention => {
+                    [StateSlot::KeyCache(number), StateSlot::ValueCache(number)]
+                }
+            }
+        });
+        let kept: Vec<_> = slots
+            .map(|slot| (slot, runner.session.read(slot)))
+            .collect();
+        let expected = runner.feed(&[11, 12]);
+
+        runner.session = runner.device.new_session(precision, 300).unwrap();
+        // What ran before is of no account.
+        runner.prefill(&tokens(9, 7), 64);
+        assert!(runner.session.seek(301).is_err());
+        assert_eq!(runner.session.position(), 7, "as it was");
+        runner.session.seek(40).unwrap();
+        assert_eq!(runner.session.position(), 40);
+        assert!(!runner.session.step_back(), "nothing before is known");
+        for (slot, values) in &kept {
+            runner.session.write(*slot, values).unwrap();
+        }
+        assert!(runner.feed(&[11, 12]) == expected, "{precision}");
+        let bytes = runner.device.session_bytes(precision);
+        runner.session.seek(300).unwrap();
+        assert_eq!(runner.session.resident_bytes(), bytes.for_positions(300));
+    }
 }
 
 #[test]

@@ -350,6 +350,19 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
         Ok(())
     }
 
+    fn seek(&mut self, position: usize) -> Result<(), DeviceError> {
+        if position > self.capacity {
+            let capacity = self.capacity;
+            return Err(DeviceError::Launch(format!(
+                "position {position} of a session made for {capacity}"
+            )));
+        }
+        self.reserve(position)?;
+        self.position = position;
+        self.undoable = None;
+        Ok(())
+    }
+
     fn reset(&mut self) {
         let zeros = vec![0; self.layout.copy_bytes];
         lock(&self.gpu).write(&self.copies[0], 0, &zeros);

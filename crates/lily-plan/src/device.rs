@@ -58,6 +58,12 @@ pub trait SessionState: Any + Send {
     /// Replaces a live copy, or the first positions of a cache ([Nkv, positions, D]) up to the present
     /// position. The values must have the slot's shape.
     fn write(&mut self, slot: StateSlot, values: &[f32]) -> Result<(), DeviceError>;
+    /// Stands the session behind `position` tokens whose state the caller writes next: where a snapshot begins.
+    /// Nothing is cleared, and nothing before can be taken back.
+    ///
+    /// # Errors
+    /// Beyond the capacity, and where memory for the positions cannot be had. The session is as it was.
+    fn seek(&mut self, position: usize) -> Result<(), DeviceError>;
     /// Empties the state for another sequence.
     fn reset(&mut self);
     /// Memory in use, in bytes: fixed part and cache pages touched so far.

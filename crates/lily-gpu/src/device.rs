@@ -10,7 +10,7 @@ use crate::weights::{self, Weights};
 use lily_checkpoint::{Checkpoint, ModelConfig};
 use lily_plan::{
     Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Observer,
-    Outcome, Phase, Placement, Plan, Precision, ScratchId, SessionBytes, SessionState,
+    Operation, Outcome, Phase, Placement, Plan, Precision, ScratchId, SessionBytes, SessionState,
 };
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -342,6 +342,8 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
                         observer.after_step(step, &|id| ready.read(gpu, id));
                     }
                 }
+            } else if ready.device.options.switches.routing_through_cpu {
+                ready.run_with_routing_through_cpu(gpu)?;
             } else {
                 if !gpu.replay(ready.key)? {
                     gpu.submit(Some(ready.key), &ready.stages())?;
@@ -373,11 +375,31 @@ impl<G: Gpu + 'static> Ready<'_, G> {
     }
 
     fn stages(&self) -> Vec<Stage<'_, G>> {
-        self.recording
-            .stages
-            .iter()
-            .map(|stage| self.stage(stage))
-            .collect()
+        let stages = self.recording.stages.iter();
+        if self.device.options.switches.serial_encoding {
+            let alone = |recorded| self.stage(std::slice::from_ref(recorded));
+            return stages.flatten().map(alone).collect();
+        }
+        stages.map(|stage| self.stage(stage)).collect()
+    }
+
+    /// Stops wherever experts were chosen, reads the choice and writes it back.
+    fn run_with_routing_through_cpu(&self, gpu: &mut G) -> Result<(), DeviceError> {
+        for (stage, steps) in self.recording.stages.iter().zip(&self.plan.stages) {
+            gpu.submit(None, &[self.stage(stage)])?;
+            for &step in steps {
+                if let Operation::Route { ids, weights, .. } = self.plan.steps[step].operation {
+                    gpu.wait()?;
+                    for id in [ids, weights] {
+                        let mut bytes = vec![0; self.plan.spec(id).bytes()];
+                        let at = self.placement.range(id).start;
+                        gpu.read(self.device.arena(), at, &mut bytes);
+                        gpu.write(self.device.arena(), at, &bytes);
+                    }
+                }
+            }
+        }
+        gpu.wait()
     }
 
     fn read(&self, gpu: &G, id: ScratchId) -> Vec<f32> {

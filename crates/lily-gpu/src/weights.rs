@@ -4,9 +4,14 @@ use crate::gpu::Gpu;
 use lily_checkpoint::{Checkpoint, DType, ModelConfig, Weight, WeightData, WeightFormat, WeightId};
 use lily_plan::{DeviceError, ModelDescription};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::available_parallelism;
 
 /// Columns of a quantisation group.
 pub const GROUP: usize = 64;
+/// Threads that read weights: each holds one, of up to 151 MB in the largest model.
+const MOST_READERS: usize = 8;
 /// Rows whose scales and biases lie together.
 const BLOCK: usize = 4;
 
@@ -45,36 +50,52 @@ impl<G: Gpu> Weights<G> {
                 })?;
             weights.push(weight);
         }
-        let total: u64 = weights
-            .iter()
-            .map(|weight| weight.data.bytes() as u64)
-            .sum();
-        let mut done = 0;
-        let mut buffers = HashMap::new();
-        for weight in weights {
-            let bytes = if weight.spec.shape.is_linear() {
-                bits_of(&weight).map_err(|format| DeviceError::Unsupported {
+        for weight in &weights {
+            if weight.spec.shape.is_linear() {
+                bits_of(weight).map_err(|format| DeviceError::Unsupported {
                     device: gpu.describe().device.into(),
                     what: format!("{} stored as {format}", weight.spec.id),
                     reason: "its kernels take affine weights of 4 or 8 bits in groups of 64 with bfloat16 scales; \
                              --device cpu runs every affine format"
                         .into(),
                 })?;
-                let matrices = pack(&weight);
-                matrices.concat()
-            } else {
-                weight
-                    .read_plain()
-                    .iter()
-                    .flat_map(|x| x.to_le_bytes())
-                    .collect()
-            };
-            let buffer = gpu.allocate(bytes.len(), &format!("weight {}", weight.spec.id))?;
-            gpu.write(&buffer, 0, &bytes);
-            buffers.insert(weight.spec.id, buffer);
-            done += weight.data.bytes() as u64;
-            progress(done, total);
+            }
         }
+        let total: u64 = weights
+            .iter()
+            .map(|weight| weight.data.bytes() as u64)
+            .sum();
+        let mut done = 0;
+        let mut buffers = HashMap::new();
+        // Reading and packing take longer than the copy: several threads do them, a weight each, ahead of the copy by
+        // no more than the channel holds.
+        let next = AtomicUsize::new(0);
+        let (sender, receiver) = sync_channel(1);
+        std::thread::scope(|scope| {
+            for _ in 0..available_parallelism()
+                .map_or(1, usize::from)
+                .min(MOST_READERS)
+            {
+                let (sender, next, weights) = (sender.clone(), &next, &weights);
+                scope.spawn(move || {
+                    while let Some(weight) = weights.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        // The copying side has failed and gone.
+                        if sender.send((weight, stored(weight))).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            drop(sender);
+            for (weight, bytes) in receiver {
+                let buffer = gpu.allocate(bytes.len(), &format!("weight {}", weight.spec.id))?;
+                gpu.write(&buffer, 0, &bytes);
+                buffers.insert(weight.spec.id, buffer);
+                done += weight.data.bytes() as u64;
+                progress(done, total);
+            }
+            Ok(())
+        })?;
         Ok(Weights { buffers })
     }
 
@@ -82,6 +103,18 @@ impl<G: Gpu> Weights<G> {
     pub fn buffer(&self, id: WeightId) -> &G::Buffer {
         &self.buffers[&id]
     }
+}
+
+/// A weight's bytes on the GPU: a matrix packed, anything else as f32.
+fn stored(weight: &Weight<'_>) -> Vec<u8> {
+    if weight.spec.shape.is_linear() {
+        return pack(weight).concat();
+    }
+    weight
+        .read_plain()
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect()
 }
 
 /// What plans need to know of a checkpoint.

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lily_engine::Precision;
+use lily_gpu::Switches;
 use std::num::IntErrorKind;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -54,17 +55,17 @@ pub enum Command {
 /// Where models can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
-    /// The best of this build: cpu
+    /// Metal on a Mac, the processor elsewhere
     Auto,
     /// The processor, with vector instructions and all cores
     Cpu,
     /// The processor, with the plain loops that everything is compared with; very slow
     Reference,
-    /// An Apple GPU; not yet written
+    /// An Apple GPU
     Metal,
-    /// An NVIDIA GPU; not yet written
+    /// An NVIDIA GPU: needs its driver and NVRTC, and about a minute to compile kernels
     Cuda,
-    /// The GPU kernels, emulated on the processor; not yet written
+    /// The GPU kernels, emulated on the processor: needs a C++ compiler; very slow
     Emulated,
 }
 
@@ -106,6 +107,18 @@ pub struct DeviceArguments {
     /// Tokens of a prefill chunk [default: 512]
     #[arg(long, value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
     pub chunk: Option<usize>,
+    /// Turn off a mechanism of the GPU devices, to see what it is worth; may be given several times
+    #[arg(long = "switch-off", value_name = "NAME", value_parser = switch())]
+    pub switch_off: Vec<String>,
+}
+
+/// The names of mechanisms that can be turned off.
+fn switch() -> clap::builder::PossibleValuesParser {
+    let names = Switches::ALL.iter();
+    names
+        .map(|(name, what, _)| clap::builder::PossibleValue::new(*name).help(*what))
+        .collect::<Vec<_>>()
+        .into()
 }
 
 /// Arguments of `lily run`.

@@ -5,13 +5,11 @@ use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{bytes, counted, grouped, pairs, rate, table};
 use crate::machine::this_processor;
-use crate::model::{ModelName, chunk_of, on, open_checkpoint, open_device};
+use crate::model::{ModelName, OpenedDevice, chunk_of, on, open_checkpoint, open_device};
 use lily_checkpoint::{Checkpoint, Summary, TensorCount};
-use lily_cpu::CpuDevice;
 use lily_engine::{EngineOptions, MemoryUse};
 use lily_plan::{
-    Device, DeviceDescription, Machine, ModelDescription, PlanReport, Precision, Price,
-    SessionBytes,
+    DeviceDescription, Machine, ModelDescription, PlanReport, Precision, Price, SessionBytes,
 };
 use lily_text::GenerationDefaults;
 use serde::Serialize;
@@ -47,7 +45,7 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
     );
     // A checkpoint that cannot run here can still be looked at.
     let running = match open_device(checkpoint.clone(), &arguments.device) {
-        Ok(device) => Ok(Running::new(&device, precision, arguments, longest)),
+        Ok(opened) => Ok(Running::new(&opened, precision, arguments, longest)),
         Err(failure @ Failure::Usage(_)) => return Err(failure),
         Err(failure) => Err(failure.to_text().trim().to_string()),
     };
@@ -127,7 +125,7 @@ struct Speed {
 
 impl Running {
     fn new(
-        device: &CpuDevice,
+        OpenedDevice { device, model }: &OpenedDevice,
         precision: Precision,
         arguments: &InspectArguments,
         longest: usize,
@@ -139,7 +137,7 @@ impl Running {
             memory_limit: arguments.device.memory,
             ..EngineOptions::default()
         };
-        let MemoryUse { limit, working, .. } = MemoryUse::plan(device, device.model(), &options);
+        let MemoryUse { limit, working, .. } = MemoryUse::plan(device.as_ref(), model, &options);
         let known = arguments.device.memory.is_some() || device.available_memory().is_some();
         let limit = known.then_some(limit);
         let largest = |taken: u64| {
@@ -152,7 +150,7 @@ impl Running {
             working,
             limit,
             largest_context: largest(working),
-            largest_context_beside_weights: largest(working + device.model().total_bytes()),
+            largest_context_beside_weights: largest(working + model.total_bytes()),
         }
     }
 }

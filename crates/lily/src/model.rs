@@ -5,8 +5,10 @@ use crate::failure::Failure;
 use crate::format::counted;
 use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
+use lily_emulated::{Emulated, EmulatedOptions};
 use lily_engine::{DeviceDescription, Engine, EngineError, EngineOptions, TextModel};
-use lily_plan::route;
+use lily_gpu::{Gpu, GpuDevice, GpuOptions, Switches};
+use lily_plan::{Device, ModelDescription, route};
 use serde::Serialize;
 use std::io::Read;
 use std::path::Path;
@@ -118,29 +120,93 @@ pub fn declared_model(path: Option<&Path>) -> Result<DeclaredModel, Failure> {
     })
 }
 
+/// A device with a model on it.
+pub struct OpenedDevice {
+    /// Executes plans.
+    pub device: Box<dyn Device>,
+    /// The model as plans see it.
+    pub model: Arc<ModelDescription>,
+}
+
 /// The device asked for, or why there is none; never another one.
 pub fn open_device(
     checkpoint: Arc<Checkpoint>,
     arguments: &DeviceArguments,
-) -> Result<CpuDevice, Failure> {
-    let kernels = match arguments.device {
-        DeviceChoice::Auto | DeviceChoice::Cpu => Kernels::Native,
-        DeviceChoice::Reference => Kernels::Reference,
-        DeviceChoice::Metal => return Err(absent("metal")),
-        DeviceChoice::Cuda => return Err(absent("cuda")),
-        DeviceChoice::Emulated => return Err(absent("emulated")),
+) -> Result<OpenedDevice, Failure> {
+    let choice = match arguments.device {
+        DeviceChoice::Auto if cfg!(target_os = "macos") => DeviceChoice::Metal,
+        DeviceChoice::Auto => DeviceChoice::Cpu,
+        other => other,
     };
-    let options = CpuOptions {
-        kernels,
-        threads: arguments.threads,
-        ..CpuOptions::default()
-    };
-    CpuDevice::new(checkpoint, &options).map_err(|error| Failure::request_of(&error))
+    let mut switches = Switches::default();
+    for name in &arguments.switch_off {
+        assert!(
+            switches.turn_off(name),
+            "checked when the command line was read"
+        );
+    }
+    let on_processor = matches!(choice, DeviceChoice::Cpu | DeviceChoice::Reference);
+    if on_processor && !arguments.switch_off.is_empty() {
+        return Err(Failure::usage("--switch-off is for GPU devices")
+            .help("give --device metal, cuda or emulated"));
+    }
+    let failed = |error| Failure::request_of(&error);
+    match choice {
+        DeviceChoice::Emulated => open_gpu(
+            Emulated::new(EmulatedOptions::default()),
+            &checkpoint,
+            switches,
+        ),
+        #[cfg(target_os = "linux")]
+        DeviceChoice::Cuda => {
+            let gpu = lily_cuda::Cuda::open(lily_cuda::CudaOptions::default()).map_err(failed)?;
+            open_gpu(gpu, &checkpoint, switches)
+        }
+        #[cfg(target_os = "macos")]
+        DeviceChoice::Metal => {
+            let gpu = lily_metal::open(lily_metal::MetalOptions::default()).map_err(failed)?;
+            open_gpu(gpu, &checkpoint, switches)
+        }
+        #[cfg(not(target_os = "linux"))]
+        DeviceChoice::Cuda => Err(absent("cuda", "Linux")),
+        #[cfg(not(target_os = "macos"))]
+        DeviceChoice::Metal => Err(absent("metal", "macOS")),
+        DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Reference => {
+            let options = CpuOptions {
+                kernels: if choice == DeviceChoice::Reference {
+                    Kernels::Reference
+                } else {
+                    Kernels::Native
+                },
+                threads: arguments.threads,
+                ..CpuOptions::default()
+            };
+            let device = CpuDevice::new(checkpoint, &options).map_err(failed)?;
+            Ok(OpenedDevice {
+                model: device.model().clone(),
+                device: Box::new(device),
+            })
+        }
+    }
 }
 
-fn absent(device: &str) -> Failure {
-    Failure::usage(format!("the device {device} is not in this build"))
-        .help("this build has --device cpu and --device reference")
+fn open_gpu<G: Gpu + 'static>(
+    gpu: G,
+    checkpoint: &Checkpoint,
+    switches: Switches,
+) -> Result<OpenedDevice, Failure> {
+    let options = GpuOptions { switches };
+    let device = GpuDevice::new(gpu, checkpoint, options, &mut |_, _| {})
+        .map_err(|error| Failure::request_of(&error))?;
+    Ok(OpenedDevice {
+        model: device.model().clone(),
+        device: Box::new(device),
+    })
+}
+
+fn absent(device: &str, system: &str) -> Failure {
+    Failure::usage(format!("the device {device} is for {system} alone"))
+        .help("--device cpu runs everywhere")
 }
 
 /// Tokens of a prefill chunk.
@@ -165,9 +231,8 @@ pub fn open(
 ) -> Result<Opened, Failure> {
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
-    let device = open_device(checkpoint.clone(), arguments)?;
+    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments)?;
     let text = Arc::new(TextModel::load(&checkpoint).map_err(|error| text_failure(error, path))?);
-    let model = device.model().clone();
     let precision = arguments.precision.into();
     let options = EngineOptions {
         precision,
@@ -176,7 +241,7 @@ pub fn open(
         memory_limit: arguments.memory,
         ..EngineOptions::default()
     };
-    let engine = Engine::new(Box::new(device), model, text, options)?;
+    let engine = Engine::new(device, model, text, options)?;
     Ok(Opened { engine, name })
 }
 

@@ -50,18 +50,23 @@ fn wrong_usage_ends_with_2() {
         (&["run", "--memory", "4XB", "x"], "XB"),
         (&["run", "--threads", "100000", "x"], "--threads"),
         (&["run", "--chunk", "0", "x"], "--chunk"),
+        #[cfg(not(target_os = "macos"))]
         (
             &["run", "--device", "metal", "x"],
-            "metal is not in this build",
+            "metal is for macOS alone",
         ),
         (
-            &["run", "--device", "cuda", "x"],
-            "cuda is not in this build",
+            &[
+                "run",
+                "--switch-off",
+                "packed-heads",
+                "--device",
+                "cpu",
+                "x",
+            ],
+            "--switch-off is for GPU devices",
         ),
-        (
-            &["run", "--device", "emulated", "x"],
-            "emulated is not in this build",
-        ),
+        (&["run", "--switch-off", "gravity", "x"], "packed-heads"),
         (&["run", "--device", "abacus", "x"], "abacus"),
         (&["run", "--precision", "f8", "x"], "f8"),
         (&["run", "--model", "/no/such/model", "x"], "/no/such/model"),

@@ -121,6 +121,13 @@ inline void multiply_split(
     uint lane)
 {
     uint part = simdgroup % SPLIT;
+    if (base == 0 && part * CHUNK >= COLUMNS) {
+        // Three chunks are shared out to four: the last has none.
+        Sums<1> nothing;
+        clear(nothing);
+        leave_sums<1>(results.first, nothing, false, simdgroup, lane);
+        if (block.gated) leave_sums<1>(results.other, nothing, false, simdgroup, lane);
+    }
     for (uint chunk = part; chunk < uint(Stage<1>::CHUNKS); chunk += SPLIT) {
         uint first = base + chunk * CHUNK;
         if (first >= COLUMNS) break;

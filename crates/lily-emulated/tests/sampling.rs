@@ -263,7 +263,8 @@ fn tokens_of_a_large_vocabulary_are_those_of_the_sampler() {
 fn among_equal_logits_the_lower_ids_are_kept() {
     let mut bench = Bench::new(EmulatedOptions::default());
     let mut tally = Tally::default();
-    for vocabulary in [300, 5_000] {
+    // 2,048 is as many as the list holds.
+    for vocabulary in [300, 2_048, 5_000] {
         let mut logits = vec![1.5; vocabulary];
         logits[..vocabulary / 3].fill(-2.0);
         logits[vocabulary / 2..vocabulary / 2 + 9].fill(2.5);
@@ -273,6 +274,8 @@ fn among_equal_logits_the_lower_ids_are_kept() {
             (Some(9), 1.0, 0.0),
             (Some(10), 1.0, 0.0),
             (Some(37), 0.7, 0.0),
+            // All that top-k left of the equal ones, and no other.
+            (Some(12), 1.0 - f32::EPSILON / 2.0, 0.0),
             (Some(vocabulary as u32 - 1), 1.0, 0.0),
             (Some(1_000_000), 0.99, 0.0),
             (None, 0.01, 0.0),
@@ -301,6 +304,47 @@ fn among_equal_logits_the_lower_ids_are_kept() {
     assert!(tally.on_a_boundary <= 1, "{tally:?}");
 }
 
+/// Two tokens, and logits such that the boundary between them is as close to the random number as logits can put it.
+/// Here the device is held to 2e-9: weights in f32 would be wrong.
+#[test]
+fn draws_are_right_to_a_few_billionths() {
+    let mut bench = Bench::new(EmulatedOptions::default());
+    let (mut drawn, mut left_out) = (0, 0);
+    for temperature in [1.0_f32, 0.7, 3.3] {
+        let parameters = SamplingParameters {
+            temperature,
+            seed: 99,
+            ..warm()
+        };
+        for step in 0..40 {
+            let u = uniform(99, step);
+            let difference = f64::from(temperature) * (u / (1.0 - u)).ln();
+            for units in [-3_i32, -1, 0, 1, 3] {
+                let first = difference as f32;
+                let first = f32::from_bits(first.to_bits().wrapping_add_signed(units));
+                let mut logits = vec![f32::NEG_INFINITY; 320];
+                (logits[10], logits[20]) = (first, 0.0);
+                let row = SamplingRow {
+                    parameters: &parameters,
+                    step,
+                    ..SamplingRow::default()
+                };
+                let found = bench.choose(&[&logits], 320, &[row])[0];
+                let share = 1.0 / (1.0 + (-f64::from(first) / f64::from(temperature)).exp());
+                if (share - u).abs() < 2e-9 {
+                    left_out += 1;
+                    continue;
+                }
+                drawn += 1;
+                let expected = if share > u { 10 } else { 20 };
+                assert_eq!(found, expected, "{share} {u}");
+            }
+        }
+    }
+    println!("{drawn} draws, {left_out} closer than 2e-9");
+    assert!(drawn > 300);
+}
+
 /// Parameters as far as they go, logits of every size, zeros of both signs.
 #[test]
 fn extremes_are_those_of_the_sampler() {
@@ -325,7 +369,11 @@ fn extremes_are_those_of_the_sampler() {
                         repetition_penalty,
                         presence_penalty,
                         top_p,
-                        top_k: (top_p == 0.9).then_some(u32::MAX),
+                        top_k: match top_p {
+                            1.0 => Some(7),
+                            0.9 => Some(u32::MAX),
+                            _ => None,
+                        },
                         min_p: if top_p == 1.0 { 1e-30 } else { 0.0 },
                         logit_bias: vec![(5, 100.0)],
                         seed: u64::MAX,

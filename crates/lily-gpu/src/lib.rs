@@ -8,7 +8,7 @@ mod device;
 mod gpu;
 pub mod kernels;
 pub mod record;
-mod route;
+pub mod route;
 mod sampling;
 mod state;
 mod switches;

@@ -125,7 +125,7 @@ pub struct ReferenceStep {
 impl ReferenceStep {
     /// The largest difference of what another device found, output by output, relative to what it may be. Where the
     /// reference left NaN, nothing was to be written: partial attention leaves blocks behind a row's position alone.
-    pub(crate) fn difference(&self, found: &[Vec<f32>]) -> StepDifference {
+    pub fn difference(&self, found: &[Vec<f32>]) -> StepDifference {
         let mut worst = StepDifference {
             step: self.step,
             label: self.label.clone(),

@@ -1,6 +1,7 @@
 //! Models on the emulated device.
 #![allow(dead_code)] // Each test file uses a part of it.
 
+pub mod alone;
 pub mod scan;
 
 use lily_checkpoint::Checkpoint;

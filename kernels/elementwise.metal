@@ -40,6 +40,31 @@ kernel void embed(
     store4(output, (ulong)position.y * COLUMNS + column, scaled + float4(scale_bias.y), OUTPUT_BFLOAT);
 }
 
+// Contract. output [matrices, matrix_rows, COLUMNS] bfloat = scale · code + bias of weight [matrices, matrix_rows,
+// COLUMNS], rounded once to float and then to bfloat, as tile.h makes its weights. One thread for four columns; grid:
+// columns / (4 · 64), rows, matrices.
+kernel void dequantise(
+    device const uchar* weight [[buffer(0)]],
+    device uchar* output [[buffer(1)]],
+    constant uint& matrix_rows [[buffer(2)]],
+    uint3 position [[thread_position_in_grid]])
+{
+    uint column = position.x * 4, row = position.y;
+    if (column >= COLUMNS) return;
+    Matrix matrix = matrix_at(weight, position.z, matrix_rows, COLUMNS, BITS);
+    ulong pair = ((ulong)(row / 4) * (COLUMNS / GROUP) + column / GROUP) * 4 + row % 4;
+    float2 scale_bias = unpack_bfloats(*(device const uint*)(matrix.pairs + pair * 4));
+    ulong at = (ulong)row * COLUMNS + column;
+    float4 codes;
+    if (BITS == 4) {
+        codes = codes4(*(device const ushort*)(matrix.codes + at / 2));
+    } else {
+        codes = codes8(*(device const uint*)(matrix.codes + at));
+    }
+    float4 value = fma(codes, shrink(float4(scale_bias.x)), float4(scale_bias.y));
+    store4(output, (ulong)position.z * matrix_rows * COLUMNS + at, value, true);
+}
+
 // Contract. output [rows, COLUMNS] = weight · input / sqrt(mean(input²) + EPSILON). A threadgroup of 256 threads a
 // row; the squares are added in one order whatever the number of rows.
 kernel void rms_norm(

@@ -110,7 +110,8 @@ template <class Tile> struct InputPieces {
     uint4 words[COUNT];
 };
 
-// What a thread reads of the weights: runs of 32 codes, half of a row's group, a step.
+// What a thread reads of the weights: runs of 32 codes, half of a row's group, a step. Of 16 bits they are the weights
+// themselves, dequantised before: the ablation of dequantising here. Then all weights of the kernel are.
 template <class Tile> struct WeightRuns {
     static constexpr constant uint COUNT = RUNS / Tile::THREADS;
     device const uchar* codes[COUNT];
@@ -119,6 +120,9 @@ template <class Tile> struct WeightRuns {
     bool inside[COUNT];
     uint4 low[COUNT];
     uint4 high[COUNT];
+    // Of 16 bits alone.
+    uint4 third[COUNT];
+    uint4 fourth[COUNT];
     uint pair[COUNT];
 };
 
@@ -129,6 +133,13 @@ inline void place_input(
 {
     pieces.at[number] = row + eighth * 16;
     pieces.inside[number] = inside;
+}
+
+// Matrix `index` of several, of 16 bits too: those have no pairs and no padding.
+inline Matrix weights_at(device const uchar* base, ulong index, uint rows, uint columns, uint bits) {
+    Matrix matrix = matrix_at(base, bits == 16 ? 0 : index, rows, columns, bits);
+    if (bits == 16) matrix.codes = base + index * rows * columns * 2;
+    return matrix;
 }
 
 // Rows of the tile are outputs `first` to `first + 63` of a matrix; or, gated, outputs `first` to `first + 31` of it
@@ -153,16 +164,26 @@ inline void place_weights(
     }
 }
 
+// `plain`: weights of 16 bits.
 template <class Tile>
-inline void read_step(thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs, uint step) {
+inline void read_step(
+    thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs, bool plain, uint step)
+{
 #pragma unroll
     for (uint i = 0; i < WeightRuns<Tile>::COUNT; ++i) {
         runs.low[i] = uint4(0u);
         runs.high[i] = uint4(0u);
         runs.pair[i] = 0;
+        if (plain) runs.third[i] = uint4(0u), runs.fourth[i] = uint4(0u);
         if (!runs.inside[i]) continue;
         device const uchar* codes = runs.codes[i] + step * GROUP / 8 * runs.bits[i];
         runs.low[i] = *(device const uint4*)(codes);
+        if (plain) {
+            runs.high[i] = *(device const uint4*)(codes + 16);
+            runs.third[i] = *(device const uint4*)(codes + 32);
+            runs.fourth[i] = *(device const uint4*)(codes + 48);
+            continue;
+        }
         if (runs.bits[i] == 8) runs.high[i] = *(device const uint4*)(codes + 16);
         runs.pair[i] = *(device const uint*)(runs.pairs[i] + step * 16);
     }
@@ -191,7 +212,7 @@ inline uint4 weights8(float4 first, float4 second, float4 scale, float4 bias) {
 template <class Tile>
 inline void write_step(
     threadgroup bfloat* x, threadgroup bfloat* w, thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs,
-    uint thread_index)
+    bool plain, uint thread_index)
 {
 #pragma unroll
     for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
@@ -205,7 +226,15 @@ inline void write_step(
         float4 scale = shrink(float4(pair.x)), bias = float4(pair.y);
         uint turn = Tile::turn(place.x);
         uint4 low = runs.low[i], high = runs.high[i];
-        if (runs.bits[i] == 4) {
+        if (plain) {
+#pragma unroll
+            for (uint j = 0; j < 4; ++j) {
+                uint part = (j + turn) % 4;
+                uint4 first = part % 2 ? high : low, second = part % 2 ? runs.fourth[i] : runs.third[i];
+                threadgroup bfloat* to = w + Tile::operand(place.x, place.y * 4 + part);
+                *(threadgroup uint4*)(to) = part < 2 ? first : second;
+            }
+        } else if (runs.bits[i] == 4) {
             low = turned(low, turn);
 #pragma unroll
             for (uint j = 0; j < 4; ++j) {
@@ -227,21 +256,21 @@ inline void write_step(
 // The whole product: at its end the sums lie in `memory`, as Tile::result says.
 template <class Tile>
 inline void multiply_tile(
-    threadgroup uint4* memory, thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs, uint columns,
-    uint thread_index, uint simdgroup)
+    threadgroup uint4* memory, thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs, bool plain,
+    uint columns, uint thread_index, uint simdgroup)
 {
     threadgroup bfloat* x = (threadgroup bfloat*)memory;
     threadgroup bfloat* w = x + Tile::ROWS * GROUP;
     auto sums = Tile::make();
     Tile::clear(sums);
-    read_step<Tile>(pieces, runs, 0);
+    read_step<Tile>(pieces, runs, plain, 0);
     uint steps = columns / GROUP;
     for (uint step = 0; step < steps; ++step) {
         // The step before has been multiplied.
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        write_step<Tile>(x, w, pieces, runs, thread_index);
+        write_step<Tile>(x, w, pieces, runs, plain, thread_index);
         threadgroup_barrier(mem_flags::mem_threadgroup);
-        if (step + 1 < steps) read_step<Tile>(pieces, runs, step + 1);
+        if (step + 1 < steps) read_step<Tile>(pieces, runs, plain, step + 1);
         Tile::multiply(sums, x, w, simdgroup);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -52,7 +52,7 @@ inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, u
 
 // Contract. input [rows, COLUMNS] bfloat, or [pairs, COLUMNS] with PAIRS_A_ROW = 1, COLUMNS a multiple of 64; grouping:
 // EXPERTS + 1 offsets and then the pairs, those of an expert together; weight and up [EXPERTS, OUTPUTS, COLUMNS] of 4
-// or 8 bits, each weight rounded to bfloat; output [pairs, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated
+// or 8 bits, each weight rounded to bfloat, or both bfloats (16 bits); output [pairs, OUTPUTS] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated
 // in float and rounded once to its type. A pair's result does not depend on the others of its expert.
 // Threadgroups of Tile::THREADS, one a tile of Tile::ROWS pairs of an expert. Grid: output tiles (of 64, or 32 with
 // up); the most row tiles that there can be, pairs / ROWS + min(EXPERTS, pairs), those behind the last leaving at once.
@@ -77,8 +77,8 @@ template <class Tile>
     uint first = position.x * (HAS_UP ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);
 
     WeightRuns<Tile> runs;
-    Matrix matrix = matrix_at(weight, tile.expert, OUTPUTS, COLUMNS, BITS);
-    Matrix other = matrix_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
+    Matrix matrix = weights_at(weight, tile.expert, OUTPUTS, COLUMNS, BITS);
+    Matrix other = weights_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
     place_weights<Tile>(runs, matrix, BITS, HAS_UP, other, UP_BITS, first, OUTPUTS, COLUMNS, thread_index);
     InputPieces<Tile> pieces;
 #pragma unroll
@@ -88,7 +88,7 @@ template <class Tile>
         ulong row = inside ? pairs[place.x] / PAIRS_A_ROW : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_tile<Tile>(memory, pieces, runs, COLUMNS, thread_index, simdgroup);
+    multiply_tile<Tile>(memory, pieces, runs, BITS == 16, COLUMNS, thread_index, simdgroup);
 
     uint quads = HAS_UP ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

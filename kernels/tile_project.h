@@ -33,7 +33,7 @@ inline uint output_tiles(uint outputs, bool gated) {
 }
 
 // Contract. input [rows, COLUMNS] bfloat, COLUMNS a multiple of 64; weight_i and up [OUTPUTS_i, COLUMNS] of 4 or 8
-// bits, each weight rounded to bfloat; output_i [rows, OUTPUTS_i] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in
+// bits, each weight rounded to bfloat, or all of them bfloats (16 bits); output_i [rows, OUTPUTS_i] = x · Wᵀ, or silu(x · Wᵀ) · (x · Upᵀ), accumulated in
 // float and rounded once to its type; residual [rows, OUTPUTS_0] f32, added to output 0 before rounding.
 // Threadgroups of Tile::THREADS, one a tile of Tile::ROWS rows. Grid: row tiles, output tiles of all outputs: the row
 // tiles that share weights run together, and read them from memory once.
@@ -82,8 +82,8 @@ template <class Tile>
     uint first = tile * (gated ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);
 
     WeightRuns<Tile> runs;
-    Matrix matrix = matrix_at(weight, 0, outputs, COLUMNS, bits);
-    Matrix other = matrix_at(HAS_UP ? up : weight, 0, outputs, COLUMNS, UP_BITS);
+    Matrix matrix = weights_at(weight, 0, outputs, COLUMNS, bits);
+    Matrix other = weights_at(HAS_UP ? up : weight, 0, outputs, COLUMNS, UP_BITS);
     place_weights<Tile>(runs, matrix, bits, gated, other, UP_BITS, first, outputs, COLUMNS, thread_index);
     InputPieces<Tile> pieces;
 #pragma unroll
@@ -93,7 +93,7 @@ template <class Tile>
         ulong row = inside ? first_row + place.x : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_tile<Tile>(memory, pieces, runs, COLUMNS, thread_index, simdgroup);
+    multiply_tile<Tile>(memory, pieces, runs, BITS_0 == 16, COLUMNS, thread_index, simdgroup);
 
     uint quads = gated ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

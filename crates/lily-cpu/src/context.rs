@@ -3,7 +3,7 @@
 use crate::arena::{Output, ScratchView};
 use crate::state::StateView;
 use crate::weights::Weights;
-use lily_checkpoint::{ModelConfig, bf16_to_f32, f32_to_bf16};
+use lily_checkpoint::{ModelConfig, WeightId, bf16_to_f32, f32_to_bf16};
 use lily_plan::{DeviceError, ElementType, Phase, Plan, SamplingRow, ScratchId};
 use std::cell::UnsafeCell;
 
@@ -18,6 +18,8 @@ pub(crate) struct Context<'a> {
     pub sampling: &'a [SamplingRow<'a>],
     pub scratch: ScratchView<'a>,
     pub sessions: &'a [StateView<'a>],
+    /// Weights that the running step finds dequantised in scratch; native kernels have a list of their own.
+    pub dequantised: &'a [(WeightId, ScratchId)],
     /// The tokens chosen by the plan.
     pub next_tokens: &'a ChosenTokens,
 }
@@ -109,6 +111,16 @@ impl<'a> Context<'a> {
         // SAFETY: kernels call this only for operands that their step reads; the executor runs a stage's
         // steps only after all earlier stages, and the plan's hazards keep writers out of this stage.
         unsafe { self.scratch.read(id) }
+    }
+
+    /// The rows of a weight, if it is among `dequantised`, which the running step declares reading.
+    pub fn rows_of_weight(
+        &self,
+        dequantised: &[(WeightId, ScratchId)],
+        weight: WeightId,
+    ) -> Option<&'a [f32]> {
+        let (_, value) = dequantised.iter().find(|(id, _)| *id == weight)?;
+        Some(self.read(*value))
     }
 
     /// A value of integers that the running step declares reading.

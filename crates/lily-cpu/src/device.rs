@@ -257,6 +257,7 @@ impl Run<'_> {
         let native = Native {
             context: self.context,
             set: self.set,
+            dequantised: &[],
         };
         let operation = |&step: &usize| &self.context.plan.steps[step].operation;
         let work: Vec<_> = steps
@@ -300,6 +301,7 @@ impl CpuDevice {
             sampling,
             scratch: ScratchView::new(&self.arena, &placement, plan),
             sessions: &views,
+            dequantised: &[],
             next_tokens: &chosen,
         };
         for (id, values) in preset {

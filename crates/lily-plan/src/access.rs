@@ -285,6 +285,19 @@ impl Operation {
                 &[*output],
                 &[],
             ),
+            Operation::Dequantise {
+                weight,
+                after,
+                output,
+            } => Access::scratch(&[*after], &[*output], &[*weight]),
+            Operation::WithDequantised { product, matrices } => {
+                let mut access = product.access();
+                let dequantised = |weight: &WeightId| matrices.iter().any(|(id, _)| id == weight);
+                access.weights.retain(|weight| !dequantised(weight));
+                let values = matrices.iter().map(|(_, value)| *value);
+                access.reads.extend(values.map(Resource::Scratch));
+                access
+            }
         }
     }
 }

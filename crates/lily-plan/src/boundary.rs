@@ -209,6 +209,10 @@ fn why(operation: &Operation) -> &'static str {
             "a row's sum needs the outputs of all its experts, written by work items grouped by expert"
         }
         Operation::SelectLastRow { .. } => "it copies a finished row",
+        Operation::Dequantise { .. } => {
+            "the order alone: all weights dequantised at once would not fit in memory"
+        }
+        Operation::WithDequantised { product, .. } => why(product),
         Operation::ArgMax { .. } => "the largest logit is known only once all are there",
         Operation::Sample { .. } => {
             "a share of the probabilities is known only once all logits are there"

@@ -231,8 +231,27 @@ impl Count<'_> {
             Operation::AttentionMerge { block_length, .. }
             | Operation::AttentionMergeGate { block_length, .. } => self.partials(id, block_length),
             Operation::SelectLastRow { .. } => self.bytes(id) / self.rows(id),
+            // For the order alone.
+            Operation::Dequantise { .. } => 0,
+            Operation::WithDequantised {
+                ref product,
+                ref matrices,
+            } => match matrices.iter().find(|(_, value)| *value == id) {
+                Some((weight, _)) => (self.share(*weight) * self.bytes(id) as f64).round() as u64,
+                None => self.read(product, id),
+            },
             _ => self.bytes(id),
         }
+    }
+
+    /// The share of a weight that a product reads: that of the experts which some row has chosen.
+    fn share(&self, weight: WeightId) -> f64 {
+        let WeightShape::Experts { experts, .. } = self.model.shape(weight) else {
+            return 1.0;
+        };
+        let (chosen, rows) = (self.model.config.experts_per_token, self.plan.class.rows);
+        let routing = self.assumptions.routing;
+        routing.distinct_experts(experts, chosen, rows) / experts as f64
     }
 
     /// Bytes of a scratch value that an operation writes.
@@ -320,6 +339,10 @@ impl Count<'_> {
             (Operation::Embed { output, .. }, WeightShape::Matrix { inputs, .. }) => {
                 self.rows(*output) * self.model.format(weight).row_bytes(inputs) as u64
             }
+            (Operation::Dequantise { .. }, shape) => {
+                let (rows, columns) = shape.rows_and_columns();
+                rows as u64 * self.model.format(weight).row_bytes(columns) as u64
+            }
             (_, WeightShape::Experts { experts, .. }) => {
                 let distinct = self.assumptions.routing.distinct_experts(
                     experts,
@@ -406,7 +429,9 @@ impl Count<'_> {
             | Operation::Sample { .. }
             | Operation::QueryKeyPrepare { .. }
             | Operation::AttentionMergeGate { .. }
+            | Operation::Dequantise { .. }
             | Operation::CombineAdd { .. } => 0,
+            Operation::WithDequantised { ref product, .. } => self.flops(product),
         }
     }
 
@@ -427,7 +452,9 @@ impl Count<'_> {
             | Operation::ExpertOutput { output, .. }
             | Operation::Combine { output, .. }
             | Operation::CombineAdd { output, .. }
+            | Operation::Dequantise { output, .. }
             | Operation::SelectLastRow { output, .. } => self.elements(output),
+            Operation::WithDequantised { ref product, .. } => self.work_items(product),
             Operation::Projections {
                 ref projections, ..
             } => projections

@@ -45,7 +45,7 @@ impl Operation {
     /// Whether this operation is defined by others.
     pub fn is_fused(&self) -> bool {
         matches!(
-            self,
+            self.product(),
             Operation::Projections { .. }
                 | Operation::ProjectAdd { .. }
                 | Operation::DeltaStep { .. }
@@ -332,7 +332,31 @@ impl Operation {
                 [experts, weights, shared, shared_gate, residual, output],
             )
             .to_vec(),
+            Operation::WithDequantised {
+                ref product,
+                ref matrices,
+            } => product
+                .expand(model, scratch)
+                .into_iter()
+                .map(|part| part.with_dequantised(matrices))
+                .collect(),
             ref unfused => vec![unfused.clone()],
+        }
+    }
+}
+
+impl Operation {
+    /// The operation with those of its weights dequantised that are among `matrices`; itself if none is.
+    pub(crate) fn with_dequantised(self, matrices: &[(WeightId, ScratchId)]) -> Operation {
+        let weights = self.access().weights;
+        let its = matrices.iter().filter(|(id, _)| weights.contains(id));
+        let matrices: Vec<_> = its.copied().collect();
+        if matrices.is_empty() {
+            return self;
+        }
+        Operation::WithDequantised {
+            product: Box::new(self),
+            matrices,
         }
     }
 }

@@ -20,6 +20,7 @@ mod report;
 mod report_text;
 pub mod route;
 mod stages;
+pub mod switches;
 pub mod units;
 
 pub use access::Access;

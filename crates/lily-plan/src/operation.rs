@@ -457,6 +457,27 @@ pub enum Operation {
         /// [R, H].
         output: ScratchId,
     },
+
+    // ---- Dequantisation as a step of its own: what plans have where its fusion is switched off. ----
+    /// `output = scale · code + bias`, rounded to bfloat16 as [`WeightArithmetic::RoundedToBf16`] rounds it: a whole
+    /// matrix, all experts of it where there are several.
+    Dequantise {
+        /// [outputs, inputs] or [E, outputs, inputs].
+        weight: WeightId,
+        /// What must be there before: no value of it is used. It has the step wait until its product is near, since
+        /// otherwise every weight of the model would be dequantised at once, in the first stage.
+        after: ScratchId,
+        /// [outputs, inputs] or [E·outputs, inputs] bf16.
+        output: ScratchId,
+    },
+    /// A product (fused or not) that reads `matrices` as [`Operation::Dequantise`] has left them, instead of the
+    /// quantised weights. Results are the same to the last bit.
+    WithDequantised {
+        /// The product, with [`WeightArithmetic::RoundedToBf16`].
+        product: Box<Operation>,
+        /// Which of its weights, and where they are.
+        matrices: Vec<(WeightId, ScratchId)>,
+    },
 }
 
 impl Operation {
@@ -495,6 +516,37 @@ impl Operation {
             Operation::ExpertInput { .. } => "expert-input",
             Operation::ExpertOutput { .. } => "expert-output",
             Operation::CombineAdd { .. } => "combine-add",
+            Operation::Dequantise { .. } => "dequantise",
+            Operation::WithDequantised { product, .. } => match product.name() {
+                "project" => "dequantised-project",
+                "project-add" => "dequantised-project-add",
+                "projections" => "dequantised-projections",
+                "norm-projections" => "dequantised-norm-projections",
+                "expert-project" => "dequantised-expert-project",
+                "expert-input" => "dequantised-expert-input",
+                other => unreachable!("{other} is no product of many rows"),
+            },
+        }
+    }
+
+    /// The product of [`Operation::WithDequantised`]; the operation itself where it is another.
+    pub fn product(&self) -> &Operation {
+        match self {
+            Operation::WithDequantised { product, .. } => product,
+            other => other,
+        }
+    }
+
+    /// How a product treats its weights; `None` for what is no product.
+    pub fn arithmetic(&self) -> Option<WeightArithmetic> {
+        match *self.product() {
+            Operation::Project { arithmetic, .. }
+            | Operation::ProjectAdd { arithmetic, .. }
+            | Operation::Projections { arithmetic, .. }
+            | Operation::ExpertProject { arithmetic, .. }
+            | Operation::ExpertInput { arithmetic, .. } => Some(arithmetic),
+            Operation::ExpertOutput { .. } => Some(WeightArithmetic::Exact),
+            _ => None,
         }
     }
 }

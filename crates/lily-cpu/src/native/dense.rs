@@ -158,15 +158,36 @@ impl<'a> Native<'a> {
         arithmetic: WeightArithmetic,
         body: impl FnOnce(&mut [f32]),
     ) {
-        let matrix = self.context.weights.matrix(weight);
-        with_buffer(count * input.columns, |tile| {
-            self.set.dequantise(matrix, first, arithmetic, tile);
+        let multiply = |tile: &[f32]| {
             with_buffer(rows.len() * count, |products| {
                 self.set
                     .products(&input.values, rows, tile, input.columns, products);
                 body(products);
             });
+        };
+        let length = count * input.columns;
+        if let Some(values) = self.context.rows_of_weight(self.dequantised, weight) {
+            return multiply(&values[first * input.columns..][..length]);
+        }
+        let matrix = self.context.weights.matrix(weight);
+        with_buffer(length, |tile| {
+            self.set.dequantise(matrix, first, arithmetic, tile);
+            multiply(tile);
         });
+    }
+
+    /// A whole matrix, rounded to bfloat16.
+    pub fn dequantise(self, weight: WeightId, output: ScratchId) -> Work<'a> {
+        let matrix = self.context.weights.matrix(weight);
+        let (columns, out) = (matrix.columns(), self.context.output(output));
+        Work::blocks(matrix.rows(), TILE_ROWS, move |first, count| {
+            with_buffer(count * columns, |tile| {
+                let rounded = WeightArithmetic::RoundedToBf16;
+                self.set.dequantise(matrix, first, rounded, tile);
+                // SAFETY: each item writes its own rows.
+                unsafe { out.write(first * columns, tile) };
+            });
+        })
     }
 
     /// `silu(x · Gᵀ) · (x · Uᵀ)`, otherwise like [`products`](Self::products).

@@ -15,13 +15,16 @@ pub(crate) use work::Work;
 
 use crate::context::Context;
 use crate::sample::sample;
-use lily_plan::Operation;
+use lily_checkpoint::WeightId;
+use lily_plan::{Operation, ScratchId};
 
 /// What a native kernel works with.
 #[derive(Clone, Copy)]
 pub(crate) struct Native<'a> {
     pub context: &'a Context<'a>,
     pub set: InstructionSet,
+    /// Weights that the step finds dequantised in scratch.
+    pub dequantised: &'a [(WeightId, ScratchId)],
 }
 
 impl<'a> Native<'a> {
@@ -234,6 +237,15 @@ impl<'a> Native<'a> {
                 [down, shared_down],
                 output,
             ),
+            Operation::Dequantise { weight, output, .. } => self.dequantise(weight, output),
+            Operation::WithDequantised {
+                ref product,
+                ref matrices,
+            } => Native {
+                dequantised: matrices,
+                ..self
+            }
+            .prepare(product),
         }
     }
 }

@@ -89,6 +89,9 @@ pub(crate) fn product_magnitudes(
             let combined = combine(context, &experts, weights, &shared, shared_gate);
             vec![(output, add(combined, context.read(residual)))]
         }
+        Operation::WithDequantised { ref product, .. } => {
+            return product_magnitudes(context, product);
+        }
         _ => return None,
     };
     Some(magnitudes)

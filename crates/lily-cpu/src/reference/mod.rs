@@ -217,6 +217,17 @@ fn run(operation: &Operation, context: &Context<'_>) {
         } => {
             experts::combine(context, experts, weights, shared, shared_gate, output);
         }
+        Operation::Dequantise { weight, output, .. } => dequantise(context, weight, output),
+        Operation::WithDequantised {
+            ref product,
+            ref matrices,
+        } => {
+            let context = Context {
+                dequantised: matrices,
+                ..*context
+            };
+            run(product, &context);
+        }
         Operation::Projections { .. }
         | Operation::ProjectAdd { .. }
         | Operation::DeltaStep { .. }
@@ -262,6 +273,16 @@ fn embed(context: &Context<'_>, table: lily_checkpoint::WeightId, output: Scratc
     store_rows(context, output, rows);
 }
 
+fn dequantise(context: &Context<'_>, weight: lily_checkpoint::WeightId, output: ScratchId) {
+    let matrix = Matrix::new(context, weight, WeightArithmetic::RoundedToBf16);
+    let mut row = vec![0.0; matrix.weight.columns()];
+    let rows = (0..matrix.rows()).map(|index| {
+        matrix.read_row(index, &mut row);
+        row.iter().map(|&value| f64::from(value)).collect()
+    });
+    store_rows(context, output, rows);
+}
+
 fn arg_max(context: &Context<'_>, logits: ScratchId) {
     let columns = context.columns(logits);
     let tokens = context
@@ -285,6 +306,8 @@ fn arg_max(context: &Context<'_>, logits: ScratchId) {
 struct Matrix<'a> {
     weight: &'a lily_checkpoint::Weight<'a>,
     arithmetic: WeightArithmetic,
+    /// Its rows, if an earlier step has dequantised them.
+    dequantised: Option<&'a [f32]>,
 }
 
 impl<'a> Matrix<'a> {
@@ -296,6 +319,19 @@ impl<'a> Matrix<'a> {
         Matrix {
             weight: context.weights.matrix(weight),
             arithmetic,
+            dequantised: context.rows_of_weight(context.dequantised, weight),
+        }
+    }
+
+    /// Row `index` as it is multiplied.
+    fn read_row(&self, index: usize, row: &mut [f32]) {
+        if let Some(values) = self.dequantised {
+            return row.copy_from_slice(&values[index * row.len()..][..row.len()]);
+        }
+        self.weight.dequantise_row(index, row);
+        if self.arithmetic == WeightArithmetic::RoundedToBf16 {
+            row.iter_mut()
+                .for_each(|w| *w = crate::context::round_to_bf16(*w));
         }
     }
 
@@ -308,11 +344,7 @@ impl<'a> Matrix<'a> {
         let mut row = vec![0.0; self.weight.columns()];
         (first..first + count)
             .map(|index| {
-                self.weight.dequantise_row(index, &mut row);
-                if self.arithmetic == WeightArithmetic::RoundedToBf16 {
-                    row.iter_mut()
-                        .for_each(|w| *w = crate::context::round_to_bf16(*w));
-                }
+                self.read_row(index, &mut row);
                 row.iter()
                     .zip(x)
                     .map(|(&w, &x)| f64::from(w) * f64::from(x))

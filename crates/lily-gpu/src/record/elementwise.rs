@@ -2,8 +2,8 @@
 
 use super::{Recorder, launch};
 use crate::kernels::{
-    ArgMax, Combine, Embed, GatedActivation, GroupExperts, Input, Output, ResidualAdd, RmsNorm,
-    Route, SelectRow,
+    ArgMax, Combine, Dequantise, Embed, GatedActivation, GroupExperts, Input, Output, ResidualAdd,
+    RmsNorm, Route, SelectRow,
 };
 use lily_checkpoint::WeightId;
 use lily_plan::{DeviceError, ScratchId};
@@ -25,6 +25,22 @@ impl Recorder<'_> {
             table_rows: table_rows as u32,
         };
         self.dispatch(kernel, [(columns / 4).div_ceil(THREADS), rows, 1], THREADS);
+    }
+
+    /// All matrices of a weight.
+    pub(super) fn dequantise(&mut self, weight: WeightId, output: ScratchId) {
+        let (rows, columns) = self.plan.model.dimensions(weight);
+        debug_assert!(self.is_bfloat(output), "what products of many rows read");
+        let kernel = Dequantise {
+            columns: columns as u32,
+            bits: self.bits(weight),
+            weight: self.weight(weight),
+            output: self.output(output),
+            matrix_rows: rows as u32,
+        };
+        let matrices = self.rows_of(output) / rows;
+        let grid = [(columns / 4).div_ceil(THREADS), rows, matrices];
+        self.dispatch(kernel, grid, THREADS);
     }
 
     pub(super) fn rms_norm(&mut self, input: ScratchId, weight: WeightId, output: ScratchId) {

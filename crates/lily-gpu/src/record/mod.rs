@@ -85,6 +85,7 @@ pub fn record(
         switches,
         gpu,
         step: 0,
+        dequantised: Vec::new(),
         out: Vec::new(),
     };
     let mut stages = Vec::with_capacity(plan.stages.len());
@@ -115,6 +116,8 @@ struct Recorder<'a> {
     switches: &'a Switches,
     gpu: &'a GpuDescription,
     step: usize,
+    /// Weights that the product being recorded finds dequantised.
+    dequantised: Vec<(WeightId, ScratchId)>,
     out: Vec<Recorded>,
 }
 
@@ -279,6 +282,15 @@ impl Recorder<'_> {
                 query_gate,
                 output,
             } => self.output_gate(input, query_gate, output),
+            Operation::Dequantise { weight, output, .. } => self.dequantise(weight, output),
+            Operation::WithDequantised {
+                ref product,
+                ref matrices,
+            } => {
+                self.dequantised.clone_from(matrices);
+                self.operation(product)?;
+                self.dequantised.clear();
+            }
         }
         Ok(())
     }
@@ -326,8 +338,18 @@ impl Recorder<'_> {
         Output(self.region(id))
     }
 
+    /// Where the product being recorded finds a weight dequantised.
+    fn dequantised(&self, id: WeightId) -> Option<ScratchId> {
+        let mut all = self.dequantised.iter();
+        all.find(|(weight, _)| *weight == id)
+            .map(|(_, value)| *value)
+    }
+
     /// A weight whole; its buffer knows its length.
     fn weight(&self, id: WeightId) -> Input {
+        if let Some(value) = self.dequantised(id) {
+            return self.input(value);
+        }
         Input(Region {
             memory: Memory::Weight(id),
             offset: 0,
@@ -383,8 +405,11 @@ impl Recorder<'_> {
         self.config.rms_norm_eps as f32
     }
 
-    /// Width of a matrix's codes: loading has refused what is not affine.
+    /// Width of a matrix's codes (loading has refused what is not affine), or of bfloats.
     fn bits(&self, id: WeightId) -> u32 {
+        if self.dequantised(id).is_some() {
+            return 16;
+        }
         match self.plan.model.format(id) {
             WeightFormat::Affine { bits, .. } => u32::from(bits),
             WeightFormat::Plain(_) => unreachable!("refused when weights were loaded"),

@@ -96,6 +96,11 @@ const TILES: [TileForm; 3] = [
     },
 ];
 
+/// Tiles of 16 rows, whatever there is to do.
+pub fn small_tile() -> TileForm {
+    TILES[0]
+}
+
 /// The tile of a dense product of `rows` rows: the smallest that takes them in one, or the largest.
 pub fn dense_tile(rows: usize) -> TileForm {
     TILES

@@ -93,7 +93,10 @@ impl Recorder<'_> {
     ) {
         debug_assert!(self.is_bfloat(input), "what matrix units take");
         let rows = self.rows_of(input);
-        let form = route::dense_tile(rows);
+        let form = match self.switches.small_tiles {
+            true => route::small_tile(),
+            false => route::dense_tile(rows),
+        };
         let tile_outputs = |index: usize| {
             let width = if index == products.gated {
                 TILE_OUTPUTS / 2

@@ -30,7 +30,10 @@ impl Recorder<'_> {
                 return Err(self.unsupported(what, "plans group the rows of a prompt by expert"));
             };
             debug_assert!(self.is_bfloat(input), "what matrix units take");
-            let form = route::expert_tile(pairs, self.config.experts);
+            let form = match self.switches.small_tiles {
+                true => route::small_tile(),
+                false => route::expert_tile(pairs, self.config.experts),
+            };
             let kernel = TileExperts {
                 kernel: self.tile_instance(TileExperts::NAMES, "experts", form.rows),
                 columns: columns as u32,

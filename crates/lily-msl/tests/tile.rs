@@ -30,7 +30,7 @@ fn plain(file: &'static str) -> &'static Library {
     BUILT[index].get_or_init(|| compile(&sources(), file, BuildKind::Plain))
 }
 
-/// Several matrices of one shape: as kernels read them, and their weights rounded to bfloat.
+/// Several matrices of one shape: as kernels read them, and their weights rounded to bfloat. Of 16 bits: bfloats.
 struct Weights {
     stored: Vec<u8>,
     values: Vec<f64>,
@@ -40,7 +40,12 @@ impl Weights {
     fn new(random: &mut Random, count: usize, outputs: usize, columns: usize, bits: u32) -> Self {
         let (mut stored, mut values) = (Vec::new(), Vec::new());
         let (padded, groups) = (outputs.next_multiple_of(4), columns / 64);
-        for _ in 0..count {
+        if bits == 16 {
+            let weights = activations(random, count * outputs * columns);
+            stored.extend(weights.0.iter().flat_map(|half| half.to_le_bytes()));
+            values = weights.1;
+        }
+        for _ in (0..count).filter(|_| bits < 16) {
             let codes: Vec<u32> = (0..padded * columns)
                 .map(|_| random.bits() >> (32 - bits))
                 .collect();
@@ -289,6 +294,11 @@ fn gated_pairs_and_residuals() {
     Dense::new(34, 128, &[(68, 4, false)])
         .with_residual()
         .test(true);
+    // Weights that are dequantised already.
+    Dense::new(34, 128, &[(67, 16, true), (5, 16, false), (40, 16, false)])
+        .gated(1, 16)
+        .with_residual()
+        .test(true);
 }
 
 #[test]
@@ -493,18 +503,26 @@ fn experts_with_any_number_of_pairs() {
         .with_own_rows()
         .test(true);
     Experts::new(&[1], 1, 192, 1, 8).with_own_rows().test(false);
+    // Weights that are dequantised already.
+    Experts::new(&[3, 0, 18], 2, 128, 37, 16)
+        .gated(16)
+        .test(true);
+    Experts::new(&[17], 1, 64, 66, 16)
+        .with_own_rows()
+        .test(false);
 }
 
 #[test]
 fn no_races_and_nothing_out_of_bounds() {
     // Outputs and rows that end within a tile, so that a read behind a matrix would be seen.
     let library = compile(&sources(), "tile_experts.metal", BuildKind::Race);
-    for (size, schedule) in [
-        (16, Schedule::Shuffled(1)),
-        (32, Schedule::ProgramOrder),
-        (64, Schedule::Shuffled(2)),
+    for (size, schedule, bits) in [
+        (16, Schedule::Shuffled(1), [4, 8]),
+        (32, Schedule::ProgramOrder, [4, 8]),
+        (32, Schedule::ProgramOrder, [16, 16]),
+        (64, Schedule::Shuffled(2), [4, 8]),
     ] {
-        let experts = Experts::new(&[0, 17, 1], 2, 128, 37, 4).gated(8);
+        let experts = Experts::new(&[0, 17, 1], 2, 128, 37, bits[0]).gated(bits[1]);
         let kernel = format!("tile_experts_{size}");
         match experts.run(&library, &kernel, size, schedule) {
             Ok(output) => experts.check(&kernel, &output),

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test file uses a part of it.
 
 pub mod alone;
+pub mod real;
 pub mod scan;
 
 use lily_checkpoint::Checkpoint;

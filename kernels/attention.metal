@@ -137,26 +137,17 @@ kernel void attend(
     constexpr uint LANES_A_VALUE = 32 / (POSITIONS * H), LANES_A_HEAD = 32 / H;
     uint own_position = lane % LANES_A_HEAD / LANES_A_VALUE;
     float largest = -INFINITY, weight = 0.0f;
-    // Where the simdgroup's next positions are; they lie on one page, one after the other. Their keys are asked for
-    // before those in hand are used, so that an address and a key are never waited for one after the other.
-    uint first = start + simdgroup * POSITIONS;
-    device const uchar* keys = cached(session, layer, 0, key_head, min(first, end - 1));
-    StoredColumns next_keys[POSITIONS];
-#pragma unroll
-    for (int p = 0; p < POSITIONS; ++p) {
-        // Behind the last position the last one again: what is there may be anything.
-        uint offset = (max(min(first + p, end - 1), first) - first) * WIDTH * ELEMENT_BYTES;
-        next_keys[p] = load_stored(keys + offset, lane, CACHE_BFLOAT);
-    }
-    for (uint at = first; at < end; at += SIMDGROUPS * POSITIONS) {
+    for (uint at = start + simdgroup * POSITIONS; at < end; at += SIMDGROUPS * POSITIONS) {
         float partial[POSITIONS * H];
         StoredColumns values[POSITIONS];
+        // All of them lie on one page, one after the other.
+        device const uchar* keys = cached(session, layer, 0, key_head, at);
         device const uchar* page_values = keys + VALUES_BEHIND_KEYS;
 #pragma unroll
         for (int p = 0; p < POSITIONS; ++p) {
-            LaneColumns key = unpack_columns(next_keys[p], CACHE_BFLOAT);
+            // Behind the last position the last one again: what is there may be anything.
             uint offset = (min(at + p, end - 1) - at) * WIDTH * ELEMENT_BYTES;
-            values[p] = load_stored(page_values + offset, lane, CACHE_BFLOAT);
+            LaneColumns key = unpack_columns(load_stored(keys + offset, lane, CACHE_BFLOAT), CACHE_BFLOAT);
 #pragma unroll
             for (int h = 0; h < H; ++h) {
                 float sum = 0.0f;
@@ -167,16 +158,11 @@ kernel void attend(
                 partial[h * POSITIONS + p] = sum;
             }
         }
-        uint next = at + SIMDGROUPS * POSITIONS;
-        if (next < end) {
-            bool same_page = next / PAGE == at / PAGE;
-            keys = same_page ? keys + SIMDGROUPS * POSITIONS * WIDTH * ELEMENT_BYTES
-                             : cached(session, layer, 0, key_head, next);
+        // On their way while scores are summed; before, they would take registers that the keys need.
 #pragma unroll
-            for (int p = 0; p < POSITIONS; ++p) {
-                uint offset = (min(next + p, end - 1) - next) * WIDTH * ELEMENT_BYTES;
-                next_keys[p] = load_stored(keys + offset, lane, CACHE_BFLOAT);
-            }
+        for (int p = 0; p < POSITIONS; ++p) {
+            uint offset = (min(at + p, end - 1) - at) * WIDTH * ELEMENT_BYTES;
+            values[p] = load_stored(page_values + offset, lane, CACHE_BFLOAT);
         }
         float score = scatter_sums<POSITIONS * H>(partial, lane) * scale;
         if (at + own_position >= end) score = -INFINITY;

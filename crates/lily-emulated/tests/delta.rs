@@ -13,12 +13,7 @@ use lily_testing::Synthetic;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-const BY_ROWS: Switches = Switches {
-    packed_heads: true,
-    serial_encoding: false,
-    chunked_scan: false,
-    blockwise_scan: false,
-};
+const BY_ROWS: Switches = Switches::DESIGNED;
 const BY_CHUNKS: Switches = Switches {
     chunked_scan: true,
     ..BY_ROWS

@@ -17,5 +17,5 @@ mod weights;
 pub use device::{GpuDevice, GpuOptions};
 pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
 pub use state::{GpuState, PAGE, StateLayout};
-pub use switches::Switches;
+pub use switches::{Switch, Switches};
 pub use weights::matrix_bytes;

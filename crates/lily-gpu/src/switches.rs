@@ -21,36 +21,66 @@ pub struct Switches {
     pub small_tiles: bool,
 }
 
+/// A switch as people know it.
+#[derive(Clone, Copy, Debug)]
+pub struct Switch {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// The mechanism that it turns off.
+    pub what: &'static str,
+    turn_off: fn(&mut Switches),
+}
+
 impl Switches {
-    /// Names of the switches on the command line, what each turns off, and how.
-    pub const ALL: &[(&str, &str, fn(&mut Switches))] = &[
-        (
-            "packed-heads",
-            "query heads of a KV head read the cache together",
-            |switches| switches.packed_heads = false,
-        ),
-        (
-            "concurrent-encoding",
-            "barriers stand between stages only, not between all dispatches",
-            |switches| switches.serial_encoding = true,
-        ),
-        (
-            "resident-routing",
-            "the CPU does not wait for the experts that were chosen",
-            |switches| switches.routing_through_cpu = true,
-        ),
-        (
-            "register-scan",
-            "the recurrent state stays in registers through a prompt's chunk",
-            |switches| switches.blockwise_scan = true,
-        ),
+    /// Everything as designed.
+    pub const DESIGNED: Switches = Switches {
+        packed_heads: true,
+        serial_encoding: false,
+        routing_through_cpu: false,
+        chunked_scan: false,
+        blockwise_scan: false,
+        small_tiles: false,
+    };
+
+    /// All of them.
+    pub const ALL: &[Switch] = &[
+        Switch {
+            name: "packed-heads",
+            what: "query heads of a KV head read the cache together",
+            turn_off: |switches| switches.packed_heads = false,
+        },
+        Switch {
+            name: "concurrent-encoding",
+            what: "barriers stand between stages only, not between all dispatches",
+            turn_off: |switches| switches.serial_encoding = true,
+        },
+        Switch {
+            name: "resident-routing",
+            what: "the CPU does not wait for the experts that were chosen",
+            turn_off: |switches| switches.routing_through_cpu = true,
+        },
+        Switch {
+            name: "register-scan",
+            what: "the recurrent state stays in registers through a prompt's chunk",
+            turn_off: |switches| switches.blockwise_scan = true,
+        },
+        Switch {
+            name: "tile-sizes",
+            what: "products of many rows take tiles of 16, 32 or 64 rows by their number",
+            turn_off: |switches| switches.small_tiles = true,
+        },
+        Switch {
+            name: "large-tiles",
+            what: "products of many rows take up to 64 rows a threadgroup, not 16",
+            turn_off: |switches| switches.small_tiles = true,
+        },
     ];
 
     /// Turns the mechanism of this name off; false if there is none.
     pub fn turn_off(&mut self, name: &str) -> bool {
-        let found = Self::ALL.iter().find(|(known, _, _)| *known == name);
-        if let Some((_, _, turn_off)) = found {
-            turn_off(self);
+        let found = Self::ALL.iter().find(|switch| switch.name == name);
+        if let Some(switch) = found {
+            (switch.turn_off)(self);
         }
         found.is_some()
     }
@@ -58,13 +88,6 @@ impl Switches {
 
 impl Default for Switches {
     fn default() -> Self {
-        Switches {
-            packed_heads: true,
-            serial_encoding: false,
-            routing_through_cpu: false,
-            chunked_scan: false,
-            blockwise_scan: false,
-            small_tiles: false,
-        }
+        Self::DESIGNED
     }
 }

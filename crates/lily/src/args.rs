@@ -1,5 +1,6 @@
 //! The command line's grammar.
 
+use clap::builder::PossibleValue;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lily_engine::Precision;
 use lily_gpu::Switches;
@@ -114,11 +115,9 @@ pub struct DeviceArguments {
 
 /// The names of mechanisms that can be turned off.
 fn switch() -> clap::builder::PossibleValuesParser {
-    let names = Switches::ALL.iter();
-    names
-        .map(|(name, what, _)| clap::builder::PossibleValue::new(*name).help(*what))
-        .collect::<Vec<_>>()
-        .into()
+    let switches = Switches::ALL.iter();
+    let values = switches.map(|switch| PossibleValue::new(switch.name).help(switch.what));
+    values.collect::<Vec<_>>().into()
 }
 
 /// Arguments of `lily run`.

@@ -202,9 +202,10 @@ fn convolution_and_its_history() {
 #[test]
 fn gated_delta_steps_with_a_zero_key() {
     let goldens = goldens();
+    // Recorded are the first 32 and the last 32 of each value head's 128 rows; no row depends on another.
     let mut model = Synthetic::small(json!({
         "linear_num_key_heads": 2, "linear_key_head_dim": 128,
-        "linear_num_value_heads": 4, "linear_value_head_dim": 128,
+        "linear_num_value_heads": 4, "linear_value_head_dim": 64,
     }));
     model.given.insert(
         "model.layers.0.linear_attn.A_log".into(),
@@ -267,7 +268,7 @@ fn gated_delta_steps_with_a_zero_key() {
                 ("decay", rows, &prepared[1]),
                 ("strength", rows, &prepared[2]),
             ],
-            writes: vec![("y", 512, F32)],
+            writes: vec![("y", 256, F32)],
         };
         let found = scan.run(&mut runner, |inputs, outputs| Operation::DeltaScan {
             layer: 0,
@@ -278,14 +279,8 @@ fn gated_delta_steps_with_a_zero_key() {
             output: outputs[0],
         });
         assert_close("y", &found[0], &goldens["gdn.y"].1, 2e-6);
-        // Recorded are the first 32 and the last 32 of each head's 128 rows.
         let state = runner.session.read(live);
-        let rows: Vec<f32> = state
-            .chunks(128 * 128)
-            .flat_map(|head| [&head[..32 * 128], &head[96 * 128..]].concat())
-            .collect();
-        let recorded = &goldens["gdn.state_out_first_last"].1;
-        assert_close("state", &rows, recorded, 2e-6);
+        assert_close("state", &state, &goldens["gdn.state_out"].1, 2e-6);
     }
 }
 

@@ -1,8 +1,7 @@
 // Tiles on the tensor operations of Metal 4, for GPUs with matrix units of their own. tile.h says what a tile is.
 //
 // Both operands lie in threadgroup memory as dense bfloat tensors; the sums are a cooperative tensor of the whole
-// threadgroup. Weights of four bits could be a tensor of uint4b_format read straight from device memory, with scale and
-// bias applied to sums of a group; that needs weights laid out for it and rounds differently, and is left out.
+// threadgroup. tensor_packed.h has another way with the weights, which rounds differently.
 //
 // Steps are added in order, but the order within a step is the implementation's and may differ between sizes of tiles:
 // where results must not depend on how a prompt is cut into chunks, one size is used for all of its rows.

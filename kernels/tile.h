@@ -278,6 +278,33 @@ inline void multiply_tile(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
+// What a threadgroup multiplies its rows with: outputs `first` to `first + 63` of `matrix`; or, gated, `first` to
+// `first + 31` of it and of `up`.
+struct TileWeights {
+    Matrix matrix;
+    Matrix up;
+    uint bits;
+    uint up_bits;
+    bool gated;
+    uint first;
+    uint outputs;
+    uint columns;
+};
+
+// The whole product with quantised weights, or with those of 16 bits where `plain`. Tiles that take their weights in
+// another way have a form of their own (tensor_packed.h).
+template <class Tile>
+inline void multiply_rows(
+    Tile, threadgroup uint4* memory, thread InputPieces<Tile>& pieces, TileWeights weights, bool plain,
+    uint thread_index, uint simdgroup)
+{
+    WeightRuns<Tile> runs;
+    place_weights<Tile>(
+        runs, weights.matrix, weights.bits, weights.gated, weights.up, weights.up_bits, weights.first,
+        weights.outputs, weights.columns, thread_index);
+    multiply_tile<Tile>(memory, pieces, runs, plain, weights.columns, thread_index, simdgroup);
+}
+
 // Four sums of a row, the first of them output `quad * 4` of the tile; gated: silu of them times those of `up`.
 template <class Tile>
 inline float4 result4(threadgroup const uint4* memory, uint row, uint quad, bool gated) {

@@ -76,10 +76,11 @@ template <class Tile>
     device const uint* pairs = grouping + EXPERTS + 1 + tile.first;
     uint first = position.x * (HAS_UP ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);
 
-    WeightRuns<Tile> runs;
-    Matrix matrix = weights_at(weight, tile.expert, OUTPUTS, COLUMNS, BITS);
-    Matrix other = weights_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
-    place_weights<Tile>(runs, matrix, BITS, HAS_UP, other, UP_BITS, first, OUTPUTS, COLUMNS, thread_index);
+    TileWeights weights;
+    weights.matrix = weights_at(weight, tile.expert, OUTPUTS, COLUMNS, BITS);
+    weights.up = weights_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
+    weights.bits = BITS, weights.up_bits = UP_BITS, weights.gated = HAS_UP;
+    weights.first = first, weights.outputs = OUTPUTS, weights.columns = COLUMNS;
     InputPieces<Tile> pieces;
 #pragma unroll
     for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
@@ -88,7 +89,7 @@ template <class Tile>
         ulong row = inside ? pairs[place.x] / PAIRS_A_ROW : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_tile<Tile>(memory, pieces, runs, BITS == 16, COLUMNS, thread_index, simdgroup);
+    multiply_rows(Tile(), memory, pieces, weights, BITS == 16, thread_index, simdgroup);
 
     uint quads = HAS_UP ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

@@ -81,10 +81,11 @@ template <class Tile>
     bool gated = HAS_UP && segment == GATED;
     uint first = tile * (gated ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);
 
-    WeightRuns<Tile> runs;
-    Matrix matrix = weights_at(weight, 0, outputs, COLUMNS, bits);
-    Matrix other = weights_at(HAS_UP ? up : weight, 0, outputs, COLUMNS, UP_BITS);
-    place_weights<Tile>(runs, matrix, bits, gated, other, UP_BITS, first, outputs, COLUMNS, thread_index);
+    TileWeights weights;
+    weights.matrix = weights_at(weight, 0, outputs, COLUMNS, bits);
+    weights.up = weights_at(HAS_UP ? up : weight, 0, outputs, COLUMNS, UP_BITS);
+    weights.bits = bits, weights.up_bits = UP_BITS, weights.gated = gated;
+    weights.first = first, weights.outputs = outputs, weights.columns = COLUMNS;
     InputPieces<Tile> pieces;
 #pragma unroll
     for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
@@ -93,7 +94,7 @@ template <class Tile>
         ulong row = inside ? first_row + place.x : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_tile<Tile>(memory, pieces, runs, BITS_0 == 16, COLUMNS, thread_index, simdgroup);
+    multiply_rows(Tile(), memory, pieces, weights, BITS_0 == 16, thread_index, simdgroup);
 
     uint quads = gated ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

@@ -322,6 +322,9 @@ template <class I, int R> struct dextents {
   template <class... A> MSL_FN dextents(A... a) : e{I(a)...} {}
   MSL_FN I extent(int i) const { return e[i]; }
 };
+template <class T, int N> struct array {
+  T e[N];
+};
 struct tensor_handle {};
 struct tensor_inline {};
 struct tensor_offset {};
@@ -333,6 +336,8 @@ template <class T, class E, class Tag = tensor_handle> struct tensor {
   using element = T;
   tensor() = default;
   MSL_FN tensor(T* q, E e) : p(q), ext(e), stride(e.e[0]), off{0, 0} {}
+  // Elements of a row lie side by side.
+  MSL_FN tensor(T* q, E e, array<int, 2> s) : p(q), ext(e), stride(s.e[1]), off{0, 0} {}
   template <class A, class B> MSL_FN tensor slice(A i, B j) const {
     tensor t = *this;
     t.off[0] += (long)i;
@@ -346,6 +351,33 @@ template <class T, class E, class Tag = tensor_handle> struct tensor {
     return i >= 0 && j >= 0 && i < (long)ext.e[0] && j < (long)ext.e[1];
   }
   MSL_FN T& at(long i, long j) const { return p[(j + off[1]) * stride + i + off[0]]; }
+  MSL_FN E get_extents() const { return ext; }
+};
+// Numbers of four bits, two a byte, the first in its low half: made of a pointer to bytes, everything else in elements.
+struct uint4b_format {};
+template <class E, class Tag> struct tensor<uint4b_format, E, Tag> {
+  uchar* p;
+  E ext;
+  long stride;
+  long off[2];
+  tensor() = default;
+  MSL_FN tensor(uchar* q, E e) : p(q), ext(e), stride(e.e[0]), off{0, 0} {}
+  MSL_FN tensor(uchar* q, E e, array<int, 2> s) : p(q), ext(e), stride(s.e[1]), off{0, 0} {}
+  template <class A, class B> MSL_FN tensor slice(A i, B j) const {
+    tensor t = *this;
+    t.off[0] += (long)i;
+    t.off[1] += (long)j;
+    return t;
+  }
+  MSL_FN bool in(long i, long j) const {
+    i += off[0];
+    j += off[1];
+    return i >= 0 && j >= 0 && i < (long)ext.e[0] && j < (long)ext.e[1];
+  }
+  MSL_FN float at(long i, long j) const {
+    long element = (j + off[1]) * stride + i + off[0];
+    return float(p[element / 2] >> (element % 2 * 4) & 15);
+  }
   MSL_FN E get_extents() const { return ext; }
 };
 template <int N> struct execution_simdgroups { static constexpr int n = N; };

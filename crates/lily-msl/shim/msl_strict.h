@@ -309,6 +309,9 @@ template <> struct msl_dynamic<3> {
   template <class I> using t = extents<I, dynamic_extent, dynamic_extent, dynamic_extent>;
 };
 template <class I, int R> using dextents = typename msl_dynamic<R>::template t<I>;
+template <class T, size_t N> struct array {
+  T msl_elements[N];
+};
 struct tensor_handle {};
 struct tensor_inline {};
 struct tensor_offset {};
@@ -323,14 +326,31 @@ template <class T> struct msl_space<__local T> {
   static constexpr __constant bool known = true;
   typedef remove_const_t<T> e;
 };
+// Numbers of four bits: a name of a tensor's elements, not a type of values. Such a tensor is made of a pointer to bytes.
+struct uint4b_format {
+  uint4b_format() = delete;
+};
+template <class T> struct msl_stored {
+  typedef T t;
+};
+template <> struct msl_stored<__global uint4b_format> {
+  typedef __global uchar t;
+};
+template <> struct msl_stored<__local uint4b_format> {
+  typedef __local uchar t;
+};
 template <class T, class E, class Tag = tensor_handle> struct tensor {
   static_assert(msl_space<T>::known, "a tensor's elements are in device or threadgroup memory");
   typedef typename msl_space<T>::e msl_value;
-  T* msl_pointer;
+  typename msl_stored<T>::t* msl_pointer;
   E msl_extents;
   tensor() = default;
-  tensor(T* p, E e) : msl_pointer(p), msl_extents(e) {
+  tensor(typename msl_stored<T>::t* p, E e) : msl_pointer(p), msl_extents(e) {
     static_assert(is_same_v<Tag, tensor_inline>, "only a tensor_inline is made of a pointer");
+  }
+  // With the distance of neighbours in each dimension, in elements.
+  template <size_t R> tensor(typename msl_stored<T>::t* p, E e, array<int, R> strides) : tensor(p, e) {
+    static_assert(sizeof(E) == sizeof(strides), "one stride for each dimension");
   }
   template <class... A> tensor slice(A...) const;
   template <class... A> tensor offset(A...) const;
@@ -383,7 +403,8 @@ struct matmul2d_descriptor {
 };
 // A class as a template argument needs C++20: the translator writes matmul2d<msl_pack(desc), ...> instead.
 constexpr ulong msl_pack(matmul2d_descriptor d) { return ulong(d.msl_m) | ulong(d.msl_n) << 12; }
-// Element types of the left and the right operand and the destination, as of macOS 26.1 (26.0 lacked bfloat).
+// Element types of the left and the right operand and the destination, as of macOS 26.1 (26.0 lacked bfloat); those of
+// four bits as of 26.4.
 template <class L, class R, class D> inline constexpr __constant bool msl_multiplies = false;
 #define MSL_MULTIPLIES(L, R, D) template <> inline constexpr __constant bool msl_multiplies<L, R, D> = true;
 MSL_MULTIPLIES(half, half, half) MSL_MULTIPLIES(half, half, float) MSL_MULTIPLIES(half, float, float)
@@ -394,7 +415,10 @@ MSL_MULTIPLIES(bfloat, bfloat, bfloat) MSL_MULTIPLIES(bfloat, bfloat, float) MSL
 MSL_MULTIPLIES(float, bfloat, float) MSL_MULTIPLIES(bfloat, int8_t, bfloat) MSL_MULTIPLIES(bfloat, int8_t, float)
 MSL_MULTIPLIES(int8_t, bfloat, bfloat) MSL_MULTIPLIES(int8_t, bfloat, float) MSL_MULTIPLIES(bfloat, half, bfloat)
 MSL_MULTIPLIES(bfloat, half, half) MSL_MULTIPLIES(bfloat, half, float) MSL_MULTIPLIES(half, bfloat, bfloat)
-MSL_MULTIPLIES(half, bfloat, half) MSL_MULTIPLIES(half, bfloat, float)
+MSL_MULTIPLIES(half, bfloat, half) MSL_MULTIPLIES(half, bfloat, float) MSL_MULTIPLIES(bfloat, uint8_t, bfloat)
+MSL_MULTIPLIES(bfloat, uint8_t, float) MSL_MULTIPLIES(half, uint8_t, half) MSL_MULTIPLIES(half, uint8_t, float)
+MSL_MULTIPLIES(bfloat, uint4b_format, bfloat) MSL_MULTIPLIES(bfloat, uint4b_format, float)
+MSL_MULTIPLIES(half, uint4b_format, half) MSL_MULTIPLIES(half, uint4b_format, float)
 template <class T> struct msl_operand;
 // What decltype says of a variable.
 template <class T> struct msl_operand<__private T> : msl_operand<T> {};

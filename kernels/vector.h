@@ -166,6 +166,8 @@ inline void multiply_alone(
             codes = load_codes(block, now + CHUNK, 0);
         }
         threadgroup const float4* staged = stage + chunk * Stage<1>::CHUNK_SIZE + lane;
+        // The second half of 8-bit codes is loaded there: none where there is no block.
+        if (!block.active) now = COLUMNS;
         multiply_chunk<1>(sums, present.first, block.matrix, block.block, COLUMNS, block.bits, now, 0, staged);
         if (block.gated) {
             multiply_chunk<1>(others, present.other, block.other, block.block, COLUMNS, block.other_bits, now, 0, staged);

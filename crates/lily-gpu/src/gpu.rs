@@ -12,6 +12,9 @@ pub enum MatrixUnits {
     SixteenBitMatrices,
     /// Metal 4 tensor operations; simdgroup matrices where a kernel has no form for them.
     TensorOperations,
+    /// Those that also take weights of four bits as they are (macOS 26.4): so do products whose weights are exact
+    /// ([`Plan::with_exact_weights`](lily_plan::Plan::with_exact_weights)). No probe reports them yet.
+    PackedTensorOperations,
 }
 
 /// What a GPU says of itself.

@@ -212,7 +212,7 @@ impl Gpu for Metal {
             cores: self.machine.cores,
             matrix_units: self.matrices.units,
             matrices: match (self.matrices.units, &self.matrices.reason) {
-                (MatrixUnits::TensorOperations, reason) => {
+                (MatrixUnits::TensorOperations | MatrixUnits::PackedTensorOperations, reason) => {
                     format!("tensor operations of Metal 4 ({reason})")
                 }
                 (_, reason) => format!("simdgroup matrices ({reason})"),

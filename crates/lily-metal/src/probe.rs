@@ -246,6 +246,14 @@ mod tests {
         }
         assert_eq!(sizes_agree(&mut gpu, &ON_MATRICES), Ok(true));
         tensors_are_right(&mut gpu).expect("tensor operations are right");
+        // Those that take codes, which nobody asks for yet.
+        for (name, rows) in [
+            ("packed_project_16", 16),
+            ("packed_project_32", 32),
+            ("packed_project_64", 64),
+        ] {
+            is_right(&mut gpu, (name, "tensor_packed.metal", rows)).expect("so are they");
+        }
     }
 
     /// Columns added the other way round.

@@ -422,6 +422,42 @@ fn messages_name_headers_and_the_library_is_in_its_namespace() {
     );
 }
 
+/// Elements of four bits: in a right operand alone, made of a pointer to bytes.
+#[test]
+fn tensors_of_codes_are_made_of_bytes_and_stand_on_the_right() {
+    let Some(strict) = strict() else { return };
+    let with = |pointer: &str, operands: &str| {
+        let text = format!(
+            "#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+using namespace metal;
+using namespace mpp::tensor_ops;
+using Numbers = tensor<device bfloat, dextents<int32_t, 2>, tensor_inline>;
+using Codes = tensor<device uint4b_format, dextents<int32_t, 2>, tensor_inline>;
+using Sums = tensor<device float, dextents<int32_t, 2>, tensor_inline>;
+kernel void k(device bfloat* x [[buffer(0)]], device uchar* w [[buffer(1)]], device float* o [[buffer(2)]]) {{
+    Numbers numbers(x, dextents<int32_t, 2>(64, 16), array<int32_t, 2>{{1, 128}});
+    Codes codes({pointer}, dextents<int32_t, 2>(64, 32), array<int32_t, 2>{{1, 128}});
+    Sums sums(o, dextents<int32_t, 2>(32, 16));
+    matmul2d<matmul2d_descriptor(16, 32, 64, false, true), execution_simdgroup> product;
+    product.run({operands}, sums);
+}}
+"
+        );
+        let sources = Sources::new().with("test.metal", &text);
+        strict.check(&sources, "test.metal").map(drop)
+    };
+    with("w", "numbers, codes").expect("as it should be");
+    for (pointer, operands) in [
+        ("x", "numbers, codes"),
+        ("(device uint4b_format*)w", "numbers, codes"),
+        ("w", "codes, numbers"),
+        ("w", "codes, codes"),
+    ] {
+        assert!(with(pointer, operands).is_err(), "{pointer}, {operands}");
+    }
+}
+
 /// The files of a folder that end in `.metal` or `.h`; none if there is no such folder.
 fn sources_of(folder: &Path) -> Sources {
     let mut sources = Sources::new();

@@ -3,7 +3,7 @@
 use crate::expand::ScratchTable;
 use crate::model::ModelDescription;
 use crate::operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec, StateSlot};
-use crate::operation::Operation;
+use crate::operation::{Operation, WeightArithmetic};
 use crate::placement::Placement;
 use crate::stages;
 use std::collections::HashSet;
@@ -166,6 +166,26 @@ impl Plan {
         }
         let (logits, kept) = (self.logits, self.kept.clone());
         Plan::finish(self.class, self.model.clone(), steps, table, logits, kept)
+    }
+
+    /// The same plan with no weight rounded to bfloat16: for devices whose products of many rows apply scale and bias to
+    /// sums of a group. A prompt then has the arithmetic of decode. Weights that a step of their own has dequantised stay
+    /// rounded.
+    pub fn with_exact_weights(&self) -> Plan {
+        let mut plan = self.clone();
+        for step in &mut plan.steps {
+            match &mut step.operation {
+                Operation::Project { arithmetic, .. }
+                | Operation::ProjectAdd { arithmetic, .. }
+                | Operation::Projections { arithmetic, .. }
+                | Operation::ExpertProject { arithmetic, .. }
+                | Operation::ExpertInput { arithmetic, .. } => {
+                    *arithmetic = WeightArithmetic::Exact;
+                }
+                _ => {}
+            }
+        }
+        plan
     }
 
     /// One step's own small plan, unfused: the reference of a fused operation. Its scratch values keep

@@ -129,7 +129,9 @@ impl Recorder<'_> {
         let weights = match self.gpu.matrix_units {
             MatrixUnits::SixteenBitMatrices => "split",
             // Tensor operations have no form of this kernel; such GPUs have simdgroup matrices too.
-            MatrixUnits::SimdgroupMatrices | MatrixUnits::TensorOperations => "float",
+            MatrixUnits::SimdgroupMatrices
+            | MatrixUnits::TensorOperations
+            | MatrixUnits::PackedTensorOperations => "float",
         };
         let rows = self.rows();
         let kernel = TileAttend {

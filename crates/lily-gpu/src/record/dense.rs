@@ -41,12 +41,12 @@ impl Recorder<'_> {
             );
         }
         let products = self.products(projections);
-        if self.uses_tiles(arithmetic) {
+        if let Some(tiles) = self.tiles(input, norm, arithmetic) {
             if norm.is_some() {
                 let what = "a norm fused with products of many rows".to_string();
                 return Err(self.unsupported(what, "every tile would repeat it"));
             }
-            self.tile_projections(input, &products, residual);
+            self.tile_projections(tiles, input, &products, residual);
         } else {
             self.vector_projections(input, norm, &products, residual);
         }
@@ -87,6 +87,7 @@ impl Recorder<'_> {
 
     fn tile_projections(
         &mut self,
+        tiles: &str,
         input: ScratchId,
         products: &Products,
         residual: Option<ScratchId>,
@@ -105,9 +106,12 @@ impl Recorder<'_> {
             };
             products.outputs[index].div_ceil(width)
         };
-        let tiles: usize = (0..MOST_OUTPUTS).map(tile_outputs).sum();
+        let output_tiles: usize = (0..MOST_OUTPUTS).map(tile_outputs).sum();
         let kernel = TileProject {
-            kernel: self.tile_instance(TileProject::NAMES, "project", form.rows),
+            kernel: instance(
+                TileProject::NAMES,
+                &format!("{tiles}_project_{}", form.rows),
+            ),
             columns: self.columns(input) as u32,
             outputs_0: products.outputs[0] as u32,
             outputs_1: products.outputs[1] as u32,
@@ -137,7 +141,8 @@ impl Recorder<'_> {
             output_3: products.results[3],
             row_count: rows as u32,
         };
-        self.dispatch(kernel, [rows.div_ceil(form.rows), tiles, 1], form.threads);
+        let grid = [rows.div_ceil(form.rows), output_tiles, 1];
+        self.dispatch(kernel, grid, form.threads);
     }
 
     fn vector_projections(

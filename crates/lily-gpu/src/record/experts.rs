@@ -24,7 +24,7 @@ impl Recorder<'_> {
         let (outputs, columns) = self.plan.model.dimensions(weight);
         let pairs = self.plan.spec(ids).elements();
         let has_up = weight != up;
-        if self.uses_tiles(arithmetic) {
+        if let Some(tiles) = self.tiles(input, norm, arithmetic) {
             let (Some(grouping), None) = (grouping, norm) else {
                 let what = "ungrouped or normalised experts on matrix units".to_string();
                 return Err(self.unsupported(what, "plans group the rows of a prompt by expert"));
@@ -35,7 +35,10 @@ impl Recorder<'_> {
                 false => route::expert_tile(pairs, self.config.experts),
             };
             let kernel = TileExperts {
-                kernel: self.tile_instance(TileExperts::NAMES, "experts", form.rows),
+                kernel: instance(
+                    TileExperts::NAMES,
+                    &format!("{tiles}_experts_{}", form.rows),
+                ),
                 columns: columns as u32,
                 outputs: outputs as u32,
                 experts: self.config.experts as u32,

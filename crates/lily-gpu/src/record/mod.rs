@@ -416,23 +416,24 @@ impl Recorder<'_> {
         }
     }
 
-    /// Whether products take the matrix path: where weights are rounded as matrix units take them.
-    fn uses_tiles(&self, arithmetic: WeightArithmetic) -> bool {
-        arithmetic == WeightArithmetic::RoundedToBf16
-    }
-
-    /// The instance of a matrix product with tiles of `rows` rows: `tile_project_64`, `tensor_experts_16`.
-    fn tile_instance(
+    /// What tiles a product of many rows takes: the first word of its kernels' names. None where weights are exact,
+    /// unless the machine's tensor operations apply scale and bias to sums of a group.
+    fn tiles(
         &self,
-        names: &'static [(&'static str, &'static str)],
-        what: &str,
-        rows: usize,
-    ) -> &'static str {
-        let units = match self.gpu.matrix_units {
-            MatrixUnits::TensorOperations => "tensor",
-            MatrixUnits::SimdgroupMatrices | MatrixUnits::SixteenBitMatrices => "tile",
-        };
-        instance(names, &format!("{units}_{what}_{rows}"))
+        input: ScratchId,
+        norm: Option<WeightId>,
+        arithmetic: WeightArithmetic,
+    ) -> Option<&'static str> {
+        let exact = arithmetic == WeightArithmetic::Exact;
+        let packed = self.gpu.matrix_units == MatrixUnits::PackedTensorOperations
+            && self.is_sequence()
+            && self.is_bfloat(input)
+            && norm.is_none();
+        match self.gpu.matrix_units {
+            _ if exact => packed.then_some("packed"),
+            MatrixUnits::TensorOperations | MatrixUnits::PackedTensorOperations => Some("tensor"),
+            MatrixUnits::SimdgroupMatrices | MatrixUnits::SixteenBitMatrices => Some("tile"),
+        }
     }
 
     fn unsupported(&self, what: String, reason: &str) -> DeviceError {

@@ -69,11 +69,6 @@ impl Switches {
             what: "products of many rows take tiles of 16, 32 or 64 rows by their number",
             turn_off: |switches| switches.small_tiles = true,
         },
-        Switch {
-            name: "large-tiles",
-            what: "products of many rows take up to 64 rows a threadgroup, not 16",
-            turn_off: |switches| switches.small_tiles = true,
-        },
     ];
 
     /// Turns the mechanism of this name off; false if there is none.

@@ -108,15 +108,18 @@ pub struct DeviceArguments {
     /// Tokens of a prefill chunk [default: 512]
     #[arg(long, value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
     pub chunk: Option<usize>,
-    /// Turn off a mechanism of the GPU devices, to see what it is worth; may be given several times
+    /// Turn off a mechanism of plans or of the GPU devices, to see what it is worth; may be given several times
     #[arg(long = "switch-off", value_name = "NAME", value_parser = switch())]
     pub switch_off: Vec<String>,
 }
 
 /// The names of mechanisms that can be turned off.
 fn switch() -> clap::builder::PossibleValuesParser {
-    let switches = Switches::ALL.iter();
-    let values = switches.map(|switch| PossibleValue::new(switch.name).help(switch.what));
+    let plans = lily_plan::switches::ALL.iter();
+    let devices = Switches::ALL.iter();
+    let names = plans.map(|switch| (switch.name, switch.what));
+    let names = names.chain(devices.map(|switch| (switch.name, switch.what)));
+    let values = names.map(|(name, what)| PossibleValue::new(name).help(what));
     values.collect::<Vec<_>>().into()
 }
 

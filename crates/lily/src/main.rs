@@ -16,6 +16,7 @@ mod prompt;
 mod run;
 mod status;
 mod verify;
+mod without;
 
 use args::{Arguments, Command};
 use clap::Parser;

@@ -3,12 +3,16 @@
 use crate::args::{DeviceArguments, DeviceChoice};
 use crate::failure::Failure;
 use crate::format::counted;
+use crate::without::Without;
 use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
 use lily_emulated::{Emulated, EmulatedOptions};
-use lily_engine::{DeviceDescription, Engine, EngineError, EngineOptions, TextModel};
+use lily_engine::{
+    DeviceDescription, Engine, EngineError, EngineOptions, PlanTransform, TextModel,
+};
 use lily_gpu::{Gpu, GpuDevice, GpuOptions, Switches};
-use lily_plan::{Device, ModelDescription, route};
+use lily_plan::switches::{self, PlanSwitch};
+use lily_plan::{Device, ModelDescription, Plan, route};
 use serde::Serialize;
 use std::io::Read;
 use std::path::Path;
@@ -138,17 +142,17 @@ pub fn open_device(
         DeviceChoice::Auto => DeviceChoice::Cpu,
         other => other,
     };
+    let (_, on_device) = turned_off(arguments);
     let mut switches = Switches::default();
-    for name in &arguments.switch_off {
-        assert!(
-            switches.turn_off(name),
-            "checked when the command line was read"
-        );
+    for name in &on_device {
+        switches.turn_off(name);
     }
     let on_processor = matches!(choice, DeviceChoice::Cpu | DeviceChoice::Reference);
-    if on_processor && !arguments.switch_off.is_empty() {
-        return Err(Failure::usage("--switch-off is for GPU devices")
-            .help("give --device metal, cuda or emulated"));
+    if let (true, Some(name)) = (on_processor, on_device.first()) {
+        return Err(
+            Failure::usage(format!("--switch-off {name} is for GPU devices"))
+                .help("give --device metal, cuda or emulated"),
+        );
     }
     let failed = |error| Failure::request_of(&error);
     match choice {
@@ -188,6 +192,28 @@ pub fn open_device(
             })
         }
     }
+}
+
+/// What `--switch-off` names: mechanisms of plans, and names of mechanisms of devices. The command line knew them all.
+fn turned_off(arguments: &DeviceArguments) -> (Vec<&'static PlanSwitch>, Vec<&str>) {
+    let names = arguments.switch_off.iter().map(String::as_str);
+    let (of_plans, of_devices): (Vec<&str>, Vec<&str>) =
+        names.partition(|name| switches::find(name).is_some());
+    let found = of_plans.into_iter().filter_map(switches::find);
+    (found.collect(), of_devices)
+}
+
+/// What is done to plans before they run.
+fn plan_transform(arguments: &DeviceArguments) -> Option<PlanTransform> {
+    let (switches, _) = turned_off(arguments);
+    if switches.is_empty() {
+        return None;
+    }
+    Some(Arc::new(move |plan: Plan| {
+        switches
+            .iter()
+            .fold(plan, |plan, switch| (switch.without)(&plan))
+    }))
 }
 
 fn open_gpu<G: Gpu + 'static>(
@@ -232,6 +258,13 @@ pub fn open(
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
     let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments)?;
+    let device: Box<dyn Device> = match arguments.switch_off.as_slice() {
+        [] => device,
+        names => Box::new(Without {
+            device,
+            names: names.to_vec(),
+        }),
+    };
     let text = Arc::new(TextModel::load(&checkpoint).map_err(|error| text_failure(error, path))?);
     let precision = arguments.precision.into();
     let options = EngineOptions {
@@ -239,7 +272,7 @@ pub fn open(
         prefill_chunk: chunk_of(arguments),
         context,
         memory_limit: arguments.memory,
-        ..EngineOptions::default()
+        plan_transform: plan_transform(arguments),
     };
     let engine = Engine::new(device, model, text, options)?;
     Ok(Opened { engine, name })

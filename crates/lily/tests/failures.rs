@@ -64,7 +64,7 @@ fn wrong_usage_ends_with_2() {
                 "cpu",
                 "x",
             ],
-            "--switch-off is for GPU devices",
+            "--switch-off packed-heads is for GPU devices",
         ),
         (&["run", "--switch-off", "gravity", "x"], "packed-heads"),
         (&["run", "--device", "abacus", "x"], "abacus"),

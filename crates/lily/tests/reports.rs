@@ -356,3 +356,25 @@ fn another_reference_sets_its_own_thresholds() {
     let model = repository("fixtures/oracle-small-b");
     lily(&["verify", "--model", model.to_str().unwrap()]).failed(2, "--reference");
 }
+
+/// A mechanism that is off is in every report of what ran, and changes what ran.
+#[test]
+fn a_mechanism_that_is_turned_off_is_told() {
+    let bench = |more: &[&str]| {
+        let arguments = [
+            "bench",
+            "--json",
+            "--prefill",
+            "8",
+            "--decode",
+            "2",
+            "--repetitions",
+            "1",
+        ];
+        lily(&[&arguments[..], more].concat()).json()
+    };
+    let (with, without) = (bench(&[]), bench(&["--switch-off", "fused-delta-step"]));
+    let kernels = |report: &Value| report["device"]["kernels"].as_str().unwrap().to_string();
+    assert!(kernels(&without).ends_with("; without fused-delta-step"));
+    assert!(!kernels(&with).contains("without"));
+}

@@ -185,7 +185,7 @@ fn dense_grid(models: &mut Draw, products: &mut Draw) -> Sum {
                 if !models.takes() {
                     continue;
                 }
-                let mut alone = Alone::new(&dense_model(outputs, columns, bits));
+                let mut alone = Alone::new(&dense_model(outputs, columns, bits), bits == 8);
                 for way in WAYS {
                     for rows in ROWS {
                         let forms = [0; 3].map(|_| products.takes());
@@ -229,7 +229,7 @@ fn threshold_products(most_weights: usize) -> Sum {
             for blocks in edges(columns, rows, most_weights / columns / 4) {
                 // The last block is whole, or has one row.
                 let outputs = blocks * 4 - if blocks % 2 == 0 { 3 } else { 0 };
-                let mut alone = Alone::new(&dense_model(outputs, columns, bits));
+                let mut alone = Alone::new(&dense_model(outputs, columns, bits), bits == 8);
                 let way = if blocks % 3 == 0 { Way::F32 } else { Way::Bf16 };
                 check_dense(&mut alone, &mut sum, way, rows, [true, false, false]);
                 let rows = route::vector_rows(rows);
@@ -468,7 +468,7 @@ fn expert_grid(models: &mut Draw, products: &mut Draw) -> Sum {
                 if !models.takes() {
                     continue;
                 }
-                let mut alone = Alone::new(&expert_model(experts, hidden, inner, bits));
+                let mut alone = Alone::new(&expert_model(experts, hidden, inner, bits), bits == 8);
                 for way in WAYS {
                     for rows in ROWS {
                         for choice in [
@@ -497,9 +497,9 @@ fn expert_grid(models: &mut Draw, products: &mut Draw) -> Sum {
 
 #[test]
 fn experts_agree_on_a_part_of_the_grid() {
-    let sum = expert_grid(&mut Draw::one_in(7), &mut Draw::one_in(36));
+    let sum = expert_grid(&mut Draw::one_in(5), &mut Draw::one_in(100));
     println!("{} steps, at most {:.3} of a bound", sum.count, sum.most);
-    assert!(sum.count > 100);
+    assert!(sum.count > 40);
 }
 
 #[test]
@@ -513,7 +513,7 @@ fn experts_agree_on_all_of_the_grid() {
 #[test]
 fn experts_agree_where_their_tiles_change() {
     let mut sum = Sum::default();
-    let mut alone = Alone::new(&expert_model([2, 1], 64, 128, 4));
+    let mut alone = Alone::new(&expert_model([2, 1], 64, 128, 4), false);
     let tile = |rows| route::expert_tile(rows, 2).rows;
     let mut seen = Vec::new();
     let changes = (1..200).filter(|&rows| tile(rows) != tile(rows + 1));
@@ -527,7 +527,7 @@ fn experts_agree_where_their_tiles_change() {
         assert!(seen.contains(&rows), "{seen:?}");
     }
     // Dense tiles by their rows.
-    let mut alone = Alone::new(&dense_model(65, 128, 4));
+    let mut alone = Alone::new(&dense_model(65, 128, 4), false);
     let tile = |rows| route::dense_tile(rows).rows;
     let changes = (1..200).filter(|&rows| tile(rows) != tile(rows + 1));
     for rows in changes
@@ -542,7 +542,7 @@ fn experts_agree_where_their_tiles_change() {
 /// More pairs than a simdgroup of the grouping takes at once.
 #[test]
 fn many_pairs_are_grouped() {
-    let mut alone = Alone::new(&expert_model([9, 4], 64, 64, 4));
+    let mut alone = Alone::new(&expert_model([9, 4], 64, 64, 4), true);
     for rows in [255, 256, 257, 600] {
         for choice in [Choice::Spread, Choice::Same] {
             let ids = chosen([9, 4], rows, choice);

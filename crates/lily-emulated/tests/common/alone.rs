@@ -5,10 +5,10 @@ use lily_checkpoint::{Checkpoint, bf16_to_f32};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
 use lily_emulated::{Emulated, EmulatedOptions};
 use lily_gpu::{Argument, Gpu, GpuDevice, Stage};
-use lily_msl::SharedBuffer;
+use lily_msl::{BuildKind, SharedBuffer};
 use lily_plan::{
-    Device, DeviceError, ElementType, Launch, ModelDescription, Phase, PlanBuilder, PlanClass,
-    PlanOutput, Precision, Resource, ScratchId, SessionState,
+    Device, DeviceError, ElementType, Launch, ModelDescription, Phase, Plan, PlanBuilder,
+    PlanClass, PlanOutput, Precision, Resource, ScratchId, SessionState,
 };
 use std::collections::HashMap;
 use std::ops::Range;
@@ -84,6 +84,13 @@ impl Inputs {
     pub fn output(&mut self, rows: usize, columns: usize, element: ElementType) -> ScratchId {
         self.builder.scratch("output", rows, columns, element)
     }
+
+    /// The plan, and what is set before it runs.
+    pub fn finish(self, outputs: &[ScratchId]) -> (Arc<Plan>, Vec<(ScratchId, Vec<f32>)>) {
+        let plan = Arc::new(self.builder.finish(None, outputs.to_vec()));
+        assert_eq!(plan.steps.len(), 1);
+        (plan, self.preset)
+    }
 }
 
 /// A model on the reference and on the emulated device.
@@ -94,12 +101,22 @@ pub struct Alone {
 }
 
 impl Alone {
-    pub fn new(checkpoint: &Arc<Checkpoint>) -> Self {
+    /// `raced`: on the build that finds races and what lies outside of buffers, and takes its time.
+    pub fn new(checkpoint: &Arc<Checkpoint>, raced: bool) -> Self {
         let options = CpuOptions {
             kernels: Kernels::Reference,
             ..CpuOptions::default()
         };
-        let device = super::device(checkpoint, EmulatedOptions::default());
+        let build = if raced {
+            BuildKind::Race
+        } else {
+            BuildKind::Plain
+        };
+        let options_of_device = EmulatedOptions {
+            build,
+            ..EmulatedOptions::default()
+        };
+        let device = super::device(checkpoint, options_of_device);
         Alone {
             model: device.model().clone(),
             reference: CpuDevice::new(checkpoint.clone(), &options).unwrap(),
@@ -111,9 +128,7 @@ impl Alone {
     /// where memory beside the outputs was written.
     #[track_caller]
     pub fn check(&mut self, what: &str, inputs: Inputs, outputs: &[ScratchId]) -> f64 {
-        let Inputs { builder, preset } = inputs;
-        let plan = Arc::new(builder.finish(None, outputs.to_vec()));
-        assert_eq!(plan.steps.len(), 1);
+        let (plan, preset) = inputs.finish(outputs);
         let tokens = vec![0; plan.class.rows];
         let launch = |sessions| Launch {
             tokens: &tokens,

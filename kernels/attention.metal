@@ -11,6 +11,8 @@ constant uint BLOCKS [[function_constant(9)]];
 constant bool WHOLE [[function_constant(10)]];
 constant bool GATE_BFLOAT [[function_constant(11)]];
 constant bool GATED [[function_constant(12)]];
+// For measuring alone: whether a lane's columns of the cache come in one load, or one by one.
+constant bool COALESCED [[function_constant(13)]];
 
 // Columns of a head that a lane holds: WIDTH / 32, side by side.
 constant uint LANE_WIDTH = WIDTH / 32;
@@ -27,14 +29,18 @@ struct StoredColumns {
     uint4 high;
 };
 
-// A lane's columns of a head that begins at `base`.
-inline StoredColumns load_stored(device const uchar* base, uint lane, bool is_bfloat) {
+// A lane's columns of a head that begins at `base`, `together` or one by one.
+inline StoredColumns load_stored(device const uchar* base, uint lane, bool is_bfloat, bool together) {
     StoredColumns x;
     x.low = uint4(0u);
     x.high = uint4(0u);
-    if (LANE_WIDTH == 8 && is_bfloat) {
+    if (LANE_WIDTH == 8 && is_bfloat && together) {
         x.low = *(device const uint4*)(base + lane * 16);
-    } else if (LANE_WIDTH % 4 == 0) {
+    } else if (LANE_WIDTH == 8 && is_bfloat) {
+        device const ushort* columns = (device const ushort*)(base + lane * 16);
+#pragma unroll
+        for (uint i = 0; i < 4; ++i) x.low[i] = uint(columns[2 * i]) | uint(columns[2 * i + 1]) << 16;
+    } else if (LANE_WIDTH % 4 == 0 && together) {
         x.low = as_type<uint4>(load4(base, lane * LANE_WIDTH, is_bfloat));
         if (LANE_WIDTH == 8) x.high = as_type<uint4>(load4(base, lane * LANE_WIDTH + 4, is_bfloat));
     } else {
@@ -129,7 +135,7 @@ kernel void attend(
 #pragma unroll
     for (int h = 0; h < H; ++h) {
         device const uchar* head = queries + ((ulong)row * QUERY_HEADS + first_head + h) * query_bytes;
-        query[h] = unpack_columns(load_stored(head, lane, INPUT_BFLOAT), INPUT_BFLOAT);
+        query[h] = unpack_columns(load_stored(head, lane, INPUT_BFLOAT, true), INPUT_BFLOAT);
         for (uint i = 0; i < MOST_LANE_WIDTH; ++i) sums[h].of[i] = 0.0f;
     }
     // This lane's value is that of head lane / (32 / H) and, within it, of one of the positions; its largest score and
@@ -147,7 +153,8 @@ kernel void attend(
         for (int p = 0; p < POSITIONS; ++p) {
             // Behind the last position the last one again: what is there may be anything.
             uint offset = (min(at + p, end - 1) - at) * WIDTH * ELEMENT_BYTES;
-            LaneColumns key = unpack_columns(load_stored(keys + offset, lane, CACHE_BFLOAT), CACHE_BFLOAT);
+            StoredColumns stored = load_stored(keys + offset, lane, CACHE_BFLOAT, COALESCED);
+            LaneColumns key = unpack_columns(stored, CACHE_BFLOAT);
 #pragma unroll
             for (int h = 0; h < H; ++h) {
                 float sum = 0.0f;
@@ -162,7 +169,7 @@ kernel void attend(
 #pragma unroll
         for (int p = 0; p < POSITIONS; ++p) {
             uint offset = (min(at + p, end - 1) - at) * WIDTH * ELEMENT_BYTES;
-            values[p] = load_stored(page_values + offset, lane, CACHE_BFLOAT);
+            values[p] = load_stored(page_values + offset, lane, CACHE_BFLOAT, COALESCED);
         }
         float score = scatter_sums<POSITIONS * H>(partial, lane) * scale;
         if (at + own_position >= end) score = -INFINITY;

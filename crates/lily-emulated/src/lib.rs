@@ -25,6 +25,8 @@ pub struct EmulatedOptions {
     pub schedule: Schedule,
     /// Whether dispatches are kept with their counts.
     pub keep_reports: bool,
+    /// The build that checks counts alone, and bounds: large shapes take less memory and time so.
+    pub counters_only: bool,
     /// The kind of machine whose forms of kernels run.
     pub matrix_units: MatrixUnits,
     /// A function constant beside those of the host, for kernels that read it: which barrier is taken away, in
@@ -38,6 +40,7 @@ impl Default for EmulatedOptions {
             build: BuildKind::Plain,
             schedule: Schedule::ProgramOrder,
             keep_reports: false,
+            counters_only: false,
             matrix_units: MatrixUnits::SimdgroupMatrices,
             further_constant: None,
         }
@@ -136,7 +139,7 @@ impl Emulated {
         );
         let mut launch =
             Launch::new(dispatch.grid, [dispatch.threads, 1, 1]).schedule(self.options.schedule);
-        launch.counters_only = false;
+        launch.counters_only = self.options.counters_only;
         let pipeline = dispatch.pipeline;
         let constants: Vec<lily_msl::Constant> = pipeline.constants.iter().map(constant).collect();
         let report = pipeline

@@ -6,6 +6,8 @@
 pub struct Switches {
     /// Query heads of a KV head are packed into a threadgroup, so that a cache row is read once for them.
     pub packed_heads: bool,
+    /// Decode's attention loads a lane's columns of a cache row at once, side by side with those of the other lanes.
+    pub coalesced_cache: bool,
     /// The device waits for each dispatch before the next, as if every step depended on the one before.
     pub serial_encoding: bool,
     /// After each choice of experts the device stops, and the CPU reads the choice and writes it back: what engines pay
@@ -35,6 +37,7 @@ impl Switches {
     /// Everything as designed.
     pub const DESIGNED: Switches = Switches {
         packed_heads: true,
+        coalesced_cache: true,
         serial_encoding: false,
         routing_through_cpu: false,
         chunked_scan: false,
@@ -48,6 +51,11 @@ impl Switches {
             name: "packed-heads",
             what: "query heads of a KV head read the cache together",
             turn_off: |switches| switches.packed_heads = false,
+        },
+        Switch {
+            name: "coalesced-cache",
+            what: "decode's attention loads cache rows in lines of memory, not column by column",
+            turn_off: |switches| switches.coalesced_cache = false,
         },
         Switch {
             name: "concurrent-encoding",

@@ -182,6 +182,7 @@ impl Recorder<'_> {
             block: block.unwrap_or(1 << 30) as u32,
             blocks: blocks as u32,
             whole: block.is_none(),
+            coalesced: self.switches.coalesced_cache,
             sequence: self.is_sequence(),
             sessions: self.sessions(),
             queries: self.input(queries),

@@ -143,11 +143,13 @@ inline void multiply_packed(
     threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
+template <int M> inline TileWeights weights_of(PackedTile<M>, TileWeights weights, uint) { return weights; }
+
 // Weights of 16 bits have no codes: those are for the other tiles.
 template <int M>
 inline void multiply_rows(
-    PackedTile<M>, threadgroup uint4* memory, thread InputPieces<PackedTile<M>>& pieces, TileWeights weights, bool,
-    uint thread_index, uint)
+    PackedTile<M>, threadgroup uint4* memory, thread InputPieces<PackedTile<M>>& pieces, thread TileWeights& weights,
+    bool, uint, uint thread_index, uint)
 {
     uint other_bits = weights.gated ? weights.up_bits : weights.bits;
     if (weights.bits == 4 && other_bits == 4) {

@@ -291,18 +291,22 @@ struct TileWeights {
     uint columns;
 };
 
-// The whole product with quantised weights, or with those of 16 bits where `plain`. Tiles that take their weights in
-// another way have a form of their own (tensor_packed.h).
-template <class Tile>
-inline void multiply_rows(
-    Tile, threadgroup uint4* memory, thread InputPieces<Tile>& pieces, TileWeights weights, bool plain,
-    uint thread_index, uint simdgroup)
-{
+// Where a thread finds its part of them, and the whole product. Tiles that take their weights in another way have a form
+// of their own of both (tensor_packed.h). `plain`: weights of 16 bits.
+template <class Tile> inline WeightRuns<Tile> weights_of(Tile, TileWeights weights, uint thread_index) {
     WeightRuns<Tile> runs;
     place_weights<Tile>(
         runs, weights.matrix, weights.bits, weights.gated, weights.up, weights.up_bits, weights.first,
         weights.outputs, weights.columns, thread_index);
-    multiply_tile<Tile>(memory, pieces, runs, plain, weights.columns, thread_index, simdgroup);
+    return runs;
+}
+
+template <class Tile>
+inline void multiply_rows(
+    Tile, threadgroup uint4* memory, thread InputPieces<Tile>& pieces, thread WeightRuns<Tile>& runs, bool plain,
+    uint columns, uint thread_index, uint simdgroup)
+{
+    multiply_tile<Tile>(memory, pieces, runs, plain, columns, thread_index, simdgroup);
 }
 
 // Four sums of a row, the first of them output `quad * 4` of the tile; gated: silu of them times those of `up`.

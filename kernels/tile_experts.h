@@ -81,6 +81,7 @@ template <class Tile>
     weights.up = weights_at(HAS_UP ? up : weight, tile.expert, OUTPUTS, COLUMNS, UP_BITS);
     weights.bits = BITS, weights.up_bits = UP_BITS, weights.gated = HAS_UP;
     weights.first = first, weights.outputs = OUTPUTS, weights.columns = COLUMNS;
+    auto runs = weights_of(Tile(), weights, thread_index);
     InputPieces<Tile> pieces;
 #pragma unroll
     for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
@@ -89,7 +90,7 @@ template <class Tile>
         ulong row = inside ? pairs[place.x] / PAIRS_A_ROW : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_rows(Tile(), memory, pieces, weights, BITS == 16, thread_index, simdgroup);
+    multiply_rows(Tile(), memory, pieces, runs, BITS == 16, COLUMNS, thread_index, simdgroup);
 
     uint quads = HAS_UP ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

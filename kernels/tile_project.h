@@ -86,6 +86,7 @@ template <class Tile>
     weights.up = weights_at(HAS_UP ? up : weight, 0, outputs, COLUMNS, UP_BITS);
     weights.bits = bits, weights.up_bits = UP_BITS, weights.gated = gated;
     weights.first = first, weights.outputs = outputs, weights.columns = COLUMNS;
+    auto runs = weights_of(Tile(), weights, thread_index);
     InputPieces<Tile> pieces;
 #pragma unroll
     for (uint i = 0; i < InputPieces<Tile>::COUNT; ++i) {
@@ -94,7 +95,7 @@ template <class Tile>
         ulong row = inside ? first_row + place.x : 0;
         place_input<Tile>(pieces, i, input + row * COLUMNS * 2, place.y, inside);
     }
-    multiply_rows(Tile(), memory, pieces, weights, BITS_0 == 16, thread_index, simdgroup);
+    multiply_rows(Tile(), memory, pieces, runs, BITS_0 == 16, COLUMNS, thread_index, simdgroup);
 
     uint quads = gated ? TILE_OUTPUTS / 8 : TILE_OUTPUTS / 4;
     for (uint at = thread_index; at < Tile::ROWS * quads; at += Tile::THREADS) {

@@ -14,7 +14,7 @@ use lily_msl::{
 const ARCHITECTURE: &str = "sm_90";
 
 /// Kernels that may keep something in local memory, by the beginnings of their names, and why.
-const USES_LOCAL_MEMORY: [(&str, &str); 2] = [
+const USES_LOCAL_MEMORY: [(&str, &str); 3] = [
     (
         "angles",
         "sines of large angles need an array that is indexed at run time",
@@ -23,6 +23,7 @@ const USES_LOCAL_MEMORY: [(&str, &str); 2] = [
         "tensor_",
         "tensor operations are loops here; matrices are multiplied by the kernels of tile.metal",
     ),
+    ("packed_", "tensor operations, as above"),
 ];
 
 /// Numbers as in a model with 35 billion parameters, for function constants of these names.

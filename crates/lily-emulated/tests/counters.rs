@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::alone::Inputs;
+use common::alone::{Inputs, random};
 use common::real;
 use lily_checkpoint::{Checkpoint, WeightFormat, WeightId, WeightRole, WeightShape};
 use lily_emulated::{Emulated, EmulatedOptions};
@@ -16,8 +16,11 @@ use lily_gpu::{GpuDevice, Switches, matrix_bytes};
 use lily_msl::{BuildKind, MemoryCounters, Traffic};
 use lily_plan::{
     Assumptions, Device, ElementType, Launch, Operation, Outcome, Phase, Plan, PlanClass,
-    PlanOutput, Precision, ScratchId, WeightArithmetic, Work,
+    PlanOutput, Precision, SamplingRow, ScratchId, WeightArithmetic, Work,
 };
+use lily_sampling::SamplingParameters;
+use lily_testing::Synthetic;
+use serde_json::json;
 use std::sync::{Arc, OnceLock};
 
 const LINE: u64 = 128;
@@ -86,6 +89,7 @@ fn count(
     plan: &Arc<Plan>,
     before: usize,
     preset: &[(ScratchId, Vec<f32>)],
+    sampling: &[SamplingRow<'_>],
 ) -> (Vec<Counted>, Outcome) {
     let mut session = device.new_session(plan.class.precision, 4_096).unwrap();
     session.seek(before).unwrap();
@@ -95,8 +99,8 @@ fn count(
         tokens: &vec![5; plan.class.rows],
         sessions: &mut [session.as_mut()],
         preset,
-        token_limit: real::VOCABULARY as u32,
-        sampling: &[],
+        token_limit: u32::MAX,
+        sampling,
         observer: None,
     };
     let outcome = device.execute(plan, launch).unwrap();
@@ -129,7 +133,7 @@ fn decode_plan(device: &GpuDevice<Emulated>) -> Plan {
 fn decode(switches: Switches) -> (Vec<Counted>, Outcome) {
     let mut device = device(&real::layers(), switches);
     let plan = Arc::new(decode_plan(&device));
-    count(&mut device, &plan, POSITIONS - 1, &[])
+    count(&mut device, &plan, POSITIONS - 1, &[], &[])
 }
 
 /// The same with everything as designed.
@@ -348,7 +352,7 @@ fn fused_steps_leave_their_intermediates_out_of_memory() {
     let expanded = Arc::new(fused.expanded());
     let mut moved = Vec::new();
     for plan in [&fused, &expanded] {
-        let (counted, _) = count(&mut device, plan, POSITIONS - 1, &[]);
+        let (counted, _) = count(&mut device, plan, POSITIONS - 1, &[], &[]);
         check_written(&counted);
         let (read, written) = arena(&counted);
         let work = plan.totals(&Assumptions::at_context(POSITIONS - 1)).work;
@@ -378,7 +382,7 @@ fn step(
     outputs: &[ScratchId],
 ) -> Counted {
     let (plan, preset) = inputs.finish(outputs);
-    let (mut counted, _) = count(device, &plan, before, &preset);
+    let (mut counted, _) = count(device, &plan, before, &preset, &[]);
     assert_eq!(counted.len(), 1);
     check_written(&counted);
     counted.remove(0)
@@ -531,4 +535,43 @@ fn the_scan_of_a_prompt_moves_its_states_once() {
     let tokens = rows as u64 * 2 * 128 * 4 - 128 * 4;
     let first = 4 * 32 * 16 * 4;
     assert_eq!(read.read_bytes, 4 * 32 * (tokens + first));
+}
+
+/// How often all logits are read: the largest is found, good tokens are gathered, and the rest is a matter of a list; or,
+/// without a filter, three digits of the draw.
+#[test]
+fn sampling_reads_logits_a_few_times() {
+    const VOCABULARY: usize = 248_320;
+    let checkpoint =
+        Synthetic::small(json!({ "hidden_size": 64, "vocab_size": VOCABULARY })).open();
+    let mut device = device(&checkpoint, Switches::default());
+    let drawn = |top_k, top_p| SamplingParameters {
+        temperature: 1.0,
+        top_k,
+        top_p,
+        ..SamplingParameters::default()
+    };
+    for (parameters, passes) in [
+        (SamplingParameters::default(), 1),
+        (drawn(Some(20), 0.95), 2),
+        (drawn(None, 1.0), 1 + 3),
+    ] {
+        let mut inputs = Inputs::new(device.model(), Precision::Bf16, 1);
+        let logits = random(VOCABULARY, 3).iter().map(|x| x * 8.0).collect();
+        let logits = inputs.given(1, VOCABULARY, ElementType::F32, logits);
+        let adjusted = inputs.output(1, VOCABULARY, ElementType::F32);
+        inputs.builder.push(Operation::Sample { logits, adjusted });
+        let (plan, preset) = inputs.finish(&[]);
+        let row = SamplingRow {
+            parameters: &parameters,
+            ..SamplingRow::default()
+        };
+        let (counted, _) = count(&mut device, &plan, 0, &preset, &[row]);
+        check_written(&counted);
+        let read = of(&counted, "sample").bound().next().unwrap().1;
+        let all = VOCABULARY as u64 * 4;
+        assert_eq!(read.read_bytes, passes * all, "{parameters:?}");
+        // 32 floats of a simdgroup are a line.
+        assert_eq!(read.read_lines * LINE, read.read_bytes);
+    }
 }

@@ -201,9 +201,14 @@ fn metal_files(sources: &Sources) -> Vec<&str> {
 
 #[test]
 fn kernels_of_the_tests_compile() {
-    let sources = folder("tests/kernels");
-    let files = metal_files(&sources);
+    let own = folder("tests/kernels");
+    let files = metal_files(&own);
     assert!(files.contains(&"demo.metal") && files.contains(&"surface.metal"));
+    // Some include the project's headers.
+    let project = folder("../../kernels");
+    let sources = project
+        .iter()
+        .fold(own.clone(), |all, (name, text)| all.with(name, text));
     check(&sources, &files, &unset);
 }
 

@@ -78,9 +78,9 @@ fn a_short_prompt_of_real_layers_agrees_in_bf16() {
     check(Precision::Bf16, &[2]);
 }
 
-/// `cargo test -p lily-emulated --test real -- --ignored`: a minute.
+/// `cargo test -p lily-emulated --test real -- --ignored`: a minute or two.
 #[test]
-#[ignore = "a minute"]
+#[ignore = "a minute or two"]
 fn a_prompt_of_real_layers_agrees_in_bf16() {
-    check(Precision::Bf16, &[17, 1, 33]);
+    check(Precision::Bf16, &[17, 1]);
 }

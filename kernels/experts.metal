@@ -1,5 +1,6 @@
 // Matrix-vector products with the experts that rows are routed to. Rows that chose the same expert are
 // computed together, so that it is read once. vector.h says how the work is shaped.
+#include "grouping.h"
 #include "vector.h"
 
 constant uint OUTPUTS [[function_constant(10)]];
@@ -45,27 +46,16 @@ inline void find_members(threadgroup Members<M>& members, device const uint* ids
     members.count = count;
 }
 
-// Prefill: tile `tile` of M pairs, counted over the experts in their order, each expert's last tile being what is
-// left of its pairs.
+// Prefill: tile `tile` of M pairs of one expert.
 template <int M>
-inline void find_tile(threadgroup Members<M>& members, device const uint* grouping, uint tile, uint lane) {
-    uint before = 0;
-    for (uint base = 0; base < EXPERTS; base += 32) {
-        uint expert = base + lane;
-        uint start = expert < EXPERTS ? grouping[expert] : 0;
-        uint size = expert < EXPERTS ? grouping[expert + 1] - start : 0;
-        uint tiles = (size + M - 1) / M;
-        uint last = before + simd_prefix_inclusive_sum(tiles);
-        if (tiles > 0 && tile < last && tile >= last - tiles) {
-            uint from = (tile - (last - tiles)) * M;
-            members.expert = expert;
-            members.count = min(size - from, uint(M));
-            for (uint m = 0; m < members.count; ++m) members.pairs[m] = grouping[EXPERTS + 1 + start + from + m];
-        }
-        before = simd_broadcast(last, ushort(31));
+inline void find_tile_members(threadgroup Members<M>& members, device const uint* grouping, uint tile, uint lane) {
+    ExpertTile found = find_tile(grouping, EXPERTS, M, tile, lane);
+    device const uint* pairs = grouping + EXPERTS + 1 + found.first;
+    if (lane < found.count) members.pairs[lane] = pairs[lane];
+    if (lane == 0) {
+        members.expert = found.expert;
+        members.count = found.count;
     }
-    // Behind the last tile.
-    if (lane == 0 && tile >= before) members.count = 0;
 }
 
 // Contract. input [rows, COLUMNS], or [rows · CHOICES, COLUMNS]; norm [COLUMNS]; ids [rows, CHOICES]; weight and up
@@ -95,7 +85,7 @@ kernel void project_experts(
     threadgroup Members<M> members;
     if (simdgroup == 0) {
         if (GROUPED) {
-            find_tile<M>(members, grouping, position.y, lane);
+            find_tile_members<M>(members, grouping, position.y, lane);
         } else if (lane == 0) {
             find_members<M>(members, ids, pair_count, position.y);
         }

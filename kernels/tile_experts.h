@@ -2,6 +2,7 @@
 // Constants and buffers are those of `project_experts` in experts.metal, which has a norm and an ungrouped form
 // besides. The file that includes this chooses the tiles and names the instances.
 #pragma once
+#include "grouping.h"
 #include "tile.h"
 
 constant uint COLUMNS [[function_constant(0)]];
@@ -13,42 +14,6 @@ constant uint BITS [[function_constant(14)]];
 constant bool HAS_UP [[function_constant(15)]];
 constant uint UP_BITS [[function_constant(16)]];
 constant bool OUTPUT_BFLOAT [[function_constant(17)]];
-
-// Some pairs of one expert: `count` of them from place `first` of the grouping's list on.
-struct ExpertTile {
-    uint expert;
-    uint first;
-    uint count;
-};
-
-// Tile `tile` of at most `rows` pairs, counted over the experts in their order, each expert's last tile being what is
-// left of its pairs; a count of 0 behind the last tile. Every simdgroup finds it for itself: that costs no barrier.
-inline ExpertTile find_tile(device const uint* grouping, uint rows, uint tile, uint lane) {
-    ExpertTile found;
-    found.expert = 0;
-    found.first = 0;
-    found.count = 0;
-    uint before = 0;
-    for (uint base = 0; base < EXPERTS; base += 32) {
-        uint expert = base + lane;
-        uint start = expert < EXPERTS ? grouping[expert] : 0;
-        uint size = expert < EXPERTS ? grouping[expert + 1] - start : 0;
-        uint tiles = (size + rows - 1) / rows;
-        uint last = before + simd_prefix_inclusive_sum(tiles);
-        uint end = simd_broadcast(last, ushort(31));
-        if (tile < end) {
-            // Of one lane alone.
-            bool mine = tile < last && tile >= last - tiles;
-            uint from = (tile - (last - tiles)) * rows;
-            found.expert = simd_sum(mine ? expert : 0);
-            found.first = simd_sum(mine ? start + from : 0);
-            found.count = simd_sum(mine ? min(size - from, rows) : 0);
-            return found;
-        }
-        before = end;
-    }
-    return found;
-}
 
 // Contract. input [rows, COLUMNS] bfloat, or [pairs, COLUMNS] with PAIRS_A_ROW = 1, COLUMNS a multiple of 64; grouping:
 // EXPERTS + 1 offsets and then the pairs, those of an expert together; weight and up [EXPERTS, OUTPUTS, COLUMNS] of 4
@@ -71,7 +36,7 @@ template <class Tile>
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup uint4 memory[TileMemory<Tile>::SIZE];
-    ExpertTile tile = find_tile(grouping, Tile::ROWS, position.y, lane);
+    ExpertTile tile = find_tile(grouping, EXPERTS, Tile::ROWS, position.y, lane);
     if (tile.count == 0) return;
     device const uint* pairs = grouping + EXPERTS + 1 + tile.first;
     uint first = position.x * (HAS_UP ? TILE_OUTPUTS / 2 : TILE_OUTPUTS);

@@ -4,7 +4,7 @@ use crate::arena::{Output, ScratchView};
 use crate::state::StateView;
 use crate::weights::Weights;
 use lily_checkpoint::{ModelConfig, WeightId, bf16_to_f32, f32_to_bf16};
-use lily_plan::{DeviceError, ElementType, Phase, Plan, SamplingRow, ScratchId};
+use lily_plan::{ElementType, Phase, Plan, SamplingRow, ScratchId};
 use std::cell::UnsafeCell;
 
 /// One run of a plan.
@@ -143,18 +143,8 @@ impl<'a> Context<'a> {
     }
 
     /// Sets a value before anything runs.
-    pub fn preset(&self, id: ScratchId, values: &[f32]) -> Result<(), DeviceError> {
-        let spec = self.plan.spec(id);
-        if values.len() != spec.elements() {
-            return Err(DeviceError::Launch(format!(
-                "{} values for {} of {} by {}",
-                values.len(),
-                spec.name,
-                spec.rows,
-                spec.columns
-            )));
-        }
-        match spec.element {
+    pub fn preset(&self, id: ScratchId, values: &[f32]) {
+        match self.element(id) {
             // SAFETY: no step runs yet, so nothing else reads or writes.
             ElementType::U32 => unsafe { self.output_u32(id).all() }
                 .iter_mut()
@@ -163,7 +153,6 @@ impl<'a> Context<'a> {
             // SAFETY: as above.
             _ => unsafe { self.output(id).write(0, values) },
         }
-        Ok(())
     }
 
     /// A scratch value for an observer, integers converted.

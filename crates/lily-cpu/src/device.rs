@@ -8,8 +8,8 @@ use crate::state::{self, CpuState};
 use crate::weights::Weights;
 use lily_checkpoint::Checkpoint;
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, Launch, ModelDescription, Outcome, Phase, Placement,
-    Plan, Precision, SessionBytes, SessionState,
+    Device, DeviceDescription, DeviceError, Launch, ModelDescription, Outcome, Placement, Plan,
+    Precision, SessionBytes, SessionState,
 };
 use rayon::prelude::*;
 use std::collections::VecDeque;
@@ -86,7 +86,7 @@ impl PlacementCache {
 impl CpuDevice {
     /// A device for the weights of `checkpoint`, which stay where they are mapped.
     pub fn new(checkpoint: Arc<Checkpoint>, options: &CpuOptions) -> Result<Self, DeviceError> {
-        let weights = Weights::new(checkpoint)?;
+        let weights = Weights::new(checkpoint.clone())?;
         let config = weights.config();
         if !config.linear_key_dim.is_multiple_of(16) {
             return Err(DeviceError::Unsupported {
@@ -115,7 +115,7 @@ impl CpuDevice {
             });
         }
         Ok(CpuDevice {
-            model: Arc::new(weights.describe()),
+            model: Arc::new(ModelDescription::of(&checkpoint).expect("its weights were read")),
             weights,
             arena: Arena::new(options.fill),
             kernels: options.kernels,
@@ -128,60 +128,6 @@ impl CpuDevice {
     /// The model as plans see it.
     pub fn model(&self) -> &Arc<ModelDescription> {
         &self.model
-    }
-
-    /// Checks a launch and finds this device's own states in it.
-    pub(crate) fn states<'s>(
-        plan: &Plan,
-        tokens: &[u32],
-        sessions: &'s mut [&mut dyn SessionState],
-    ) -> Result<Vec<&'s mut CpuState>, DeviceError> {
-        let refuse = |reason: String| Err(DeviceError::Launch(reason));
-        let class = plan.class;
-        let wanted = if class.phase == Phase::Prefill {
-            1
-        } else {
-            class.rows
-        };
-        if tokens.len() != class.rows || sessions.len() != wanted {
-            return refuse(format!(
-                "the plan has {} rows and {wanted} sessions, the launch {} and {}",
-                class.rows,
-                tokens.len(),
-                sessions.len()
-            ));
-        }
-        let vocabulary = plan.model.config.vocab_size;
-        if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-            return refuse(format!("token {token} of a vocabulary of {vocabulary}"));
-        }
-        let rows_each = class.rows / wanted;
-        let mut states = Vec::with_capacity(wanted);
-        for session in sessions.iter_mut() {
-            let Some(state) = session.as_any_mut().downcast_mut::<CpuState>() else {
-                return refuse("a session of another device".into());
-            };
-            if state.precision() != class.precision {
-                let precision = state.precision();
-                return refuse(format!(
-                    "a {precision} session in a {} plan",
-                    class.precision
-                ));
-            }
-            let end = state.position() + rows_each;
-            if end > state.capacity() {
-                let capacity = state.capacity();
-                return refuse(format!("position {end} of a session made for {capacity}"));
-            }
-            if class.phase == Phase::Decode && end > class.context {
-                return refuse(format!(
-                    "position {end} in a plan for {} positions",
-                    class.context
-                ));
-            }
-            states.push(state);
-        }
-        Ok(states)
     }
 }
 
@@ -273,19 +219,13 @@ impl CpuDevice {
     pub(crate) fn run(
         &mut self,
         plan: &Arc<Plan>,
-        launch: Launch<'_>,
+        mut launch: Launch<'_>,
         mut run_stage: impl FnMut(&Run<'_>, &[usize]),
     ) -> Result<Outcome, DeviceError> {
-        launch.check_sampling(plan)?;
-        let Launch {
-            tokens,
-            sessions,
-            preset,
-            token_limit,
-            sampling,
-            mut observer,
-        } = launch;
-        let mut states = Self::states(plan, tokens, sessions)?;
+        let (tokens, preset) = (launch.tokens, launch.preset);
+        let (token_limit, sampling) = (launch.token_limit, launch.sampling);
+        let mut observer = launch.observer.take();
+        let mut states = launch.states::<CpuState>(plan)?;
         let placement = self.placements.get(plan);
         self.arena.reserve(placement.arena_bytes);
 
@@ -305,7 +245,7 @@ impl CpuDevice {
             next_tokens: &chosen,
         };
         for (id, values) in preset {
-            context.preset(*id, values)?;
+            context.preset(*id, values);
         }
         let run = Run {
             context: &context,

@@ -137,11 +137,6 @@ impl CpuState {
         }
     }
 
-    /// The precision the session was made for.
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
     fn layer(&self, slot: StateSlot) -> Option<&LayerState> {
         self.layers.get(usize::from(layer_of(slot)?))
     }
@@ -179,6 +174,10 @@ impl CpuState {
 impl SessionState for CpuState {
     fn position(&self) -> usize {
         self.position
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
     }
 
     fn capacity(&self) -> usize {

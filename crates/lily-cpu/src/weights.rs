@@ -2,7 +2,7 @@
 //! convolution taps (a few kilobytes a layer) are read into f32 once.
 
 use lily_checkpoint::{Checkpoint, ModelConfig, Weight, WeightId};
-use lily_plan::{DeviceError, ModelDescription};
+use lily_plan::DeviceError;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -52,15 +52,5 @@ impl Weights {
 
     pub fn config(&self) -> &ModelConfig {
         self.checkpoint.config()
-    }
-
-    /// What plans need to know of this model.
-    pub fn describe(&self) -> ModelDescription {
-        ModelDescription::new(self.config().clone(), |spec| {
-            self.checkpoint
-                .weight(spec.id)
-                .expect("verified when the checkpoint was opened")
-                .format
-        })
     }
 }

@@ -85,12 +85,7 @@ impl Cuda {
 
     /// Microseconds that `stages` take on the GPU: the median of `times` runs after as many to warm up.
     pub fn time(&mut self, stages: &[Stage<'_, Self>], times: usize) -> Result<f64, DeviceError> {
-        let graph = self.driver.capture(|| {
-            stages
-                .iter()
-                .flatten()
-                .try_for_each(|dispatch| self.launch(dispatch))
-        })?;
+        let graph = self.driver.capture(|| self.launch_all(stages))?;
         let mut all = Vec::new();
         for run in 0..2 * times {
             let microseconds = self.driver.time(|| graph.launch())?;
@@ -100,6 +95,11 @@ impl Cuda {
         }
         all.sort_by(f64::total_cmp);
         Ok(all[all.len() / 2])
+    }
+
+    fn launch_all(&self, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+        let mut dispatches = stages.iter().flatten();
+        dispatches.try_for_each(|dispatch| self.launch(dispatch))
     }
 
     fn launch(&self, dispatch: &Dispatch<'_, Self>) -> Result<(), DeviceError> {
@@ -221,16 +221,10 @@ impl Gpu for Cuda {
     }
 
     fn submit(&mut self, key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
-        let launch_all = || {
-            stages
-                .iter()
-                .flatten()
-                .try_for_each(|dispatch| self.launch(dispatch))
-        };
         match key.filter(|_| self.options.graphs) {
-            None => launch_all(),
+            None => self.launch_all(stages),
             Some(key) => {
-                let graph = self.driver.capture(launch_all)?;
+                let graph = self.driver.capture(|| self.launch_all(stages))?;
                 graph.launch()?;
                 self.graphs.insert(key, graph);
                 Ok(())

@@ -6,11 +6,11 @@ use crate::record::{self, Recorded, Recording, launch};
 use crate::sampling;
 use crate::state::{GpuState, StateLayout, decode, encode, lock};
 use crate::switches::Switches;
-use crate::weights::{self, Weights};
+use crate::weights::Weights;
 use lily_checkpoint::{Checkpoint, ModelConfig};
 use lily_plan::{
     Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Observer,
-    Operation, Outcome, Phase, Placement, Plan, Precision, ScratchId, SessionBytes, SessionState,
+    Operation, Outcome, Plan, Precision, ScratchId, SessionBytes, SessionState,
 };
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +33,8 @@ pub struct GpuDevice<G: Gpu> {
     arena: Option<(G::Buffer, usize)>,
     launch_table: Option<(G::Buffer, usize)>,
     sampling: Option<(G::Buffer, usize)>,
-    pipelines: HashMap<PipelineKey, G::Pipeline>,
+    pipelines: Vec<G::Pipeline>,
+    pipeline_indices: HashMap<PipelineKey, usize>,
     recordings: RecordingCache,
     /// The last key that was given.
     keys: u64,
@@ -47,10 +48,12 @@ type PipelineKey = (&'static str, Vec<(u32, u32)>);
 #[derive(Default)]
 struct RecordingCache(VecDeque<(Weak<Plan>, Kept)>);
 
-/// A recording and the key that its submission is kept under.
+/// A recording, its dispatches' pipelines and the key that its submission is kept under.
 #[derive(Clone)]
 struct Kept {
     recording: Arc<Recording>,
+    /// For each stage, the pipelines of its dispatches.
+    pipelines: Arc<[Vec<usize>]>,
     key: u64,
 }
 
@@ -113,7 +116,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         let layouts = [Precision::F32, Precision::Bf16]
             .map(|precision| Arc::new(StateLayout::new(config, precision)));
         Ok(GpuDevice {
-            model: Arc::new(weights::describe(checkpoint)),
+            model: Arc::new(ModelDescription::of(checkpoint).expect("every weight was loaded")),
             gpu: Arc::new(Mutex::new(gpu)),
             weights,
             layouts,
@@ -121,7 +124,8 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             arena: None,
             launch_table: None,
             sampling: None,
-            pipelines: HashMap::new(),
+            pipelines: Vec::new(),
+            pipeline_indices: HashMap::new(),
             recordings: RecordingCache::default(),
             keys: 0,
             options,
@@ -169,15 +173,18 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         }
         let layout = self.layout(plan.class.precision).clone();
         let recording = record::record(plan, &layout, &self.options.switches, &gpu.describe())?;
-        for recorded in recording.stages.iter().flatten() {
-            if let Entry::Vacant(place) = self.pipelines.entry(pipeline_key(recorded)) {
-                place.insert(gpu.pipeline(&recorded.bound, &recorded.bound.constants)?);
-            }
+        let mut pipelines = Vec::with_capacity(recording.stages.len());
+        for stage in &recording.stages {
+            let indices: Result<Vec<usize>, DeviceError> = stage
+                .iter()
+                .map(|recorded| self.pipeline(&mut gpu, recorded))
+                .collect();
+            pipelines.push(indices?);
         }
         let memories = [
             (
                 &mut self.arena,
-                recording.arena_bytes.max(4),
+                recording.placement.arena_bytes.max(4),
                 "working memory",
             ),
             (
@@ -197,6 +204,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         self.keys += 1;
         let kept = Kept {
             recording: Arc::new(recording),
+            pipelines: pipelines.into(),
             key: self.keys,
         };
         self.recordings.keep(plan, &kept, &mut forgotten);
@@ -204,8 +212,26 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         Ok(kept)
     }
 
-    /// A dispatch with its memory.
-    fn resolve<'a>(&'a self, recorded: &Recorded, reached: &'a [&'a G::Buffer]) -> Dispatch<'a, G> {
+    /// The index of the dispatch's pipeline, made if no dispatch before it had the same.
+    fn pipeline(&mut self, gpu: &mut G, recorded: &Recorded) -> Result<usize, DeviceError> {
+        let next = self.pipelines.len();
+        match self.pipeline_indices.entry(pipeline_key(recorded)) {
+            Entry::Occupied(known) => Ok(*known.get()),
+            Entry::Vacant(place) => {
+                let pipeline = gpu.pipeline(&recorded.bound, &recorded.bound.constants)?;
+                self.pipelines.push(pipeline);
+                Ok(*place.insert(next))
+            }
+        }
+    }
+
+    /// A dispatch with its pipeline and its memory.
+    fn resolve<'a>(
+        &'a self,
+        recorded: &Recorded,
+        pipeline: usize,
+        reached: &'a [&'a G::Buffer],
+    ) -> Dispatch<'a, G> {
         let buffer = |region: &Region, written: bool| {
             let buffer = match region.memory {
                 Memory::Arena => self.arena(),
@@ -228,7 +254,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             Operand::Word(word) => Argument::Word(*word),
         });
         Dispatch {
-            pipeline: &self.pipelines[&pipeline_key(recorded)],
+            pipeline: &self.pipelines[pipeline],
             arguments: arguments.collect(),
             grid: recorded.grid,
             threads: recorded.threads,
@@ -335,7 +361,7 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
         self.launch(plan, launch, true, |gpu, ready, observer| {
             if let Some(observer) = observer {
-                for (stage, steps) in ready.recording.stages.iter().zip(&plan.stages) {
+                for (stage, steps) in plan.stages.iter().enumerate() {
                     gpu.submit(None, &[ready.stage(stage)])?;
                     gpu.wait()?;
                     for &step in steps {
@@ -345,8 +371,8 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
             } else if ready.device.options.switches.routing_through_cpu {
                 ready.run_with_routing_through_cpu(gpu)?;
             } else {
-                if !gpu.replay(ready.key)? {
-                    gpu.submit(Some(ready.key), &ready.stages())?;
+                if !gpu.replay(ready.kept.key)? {
+                    gpu.submit(Some(ready.kept.key), &ready.stages())?;
                 }
                 gpu.wait()?;
             }
@@ -362,37 +388,37 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
 struct Ready<'a, G: Gpu> {
     device: &'a GpuDevice<G>,
     plan: &'a Plan,
-    placement: Placement,
-    recording: Arc<Recording>,
-    key: u64,
+    kept: Kept,
     reached: Vec<&'a G::Buffer>,
 }
 
 impl<G: Gpu + 'static> Ready<'_, G> {
-    fn stage(&self, stage: &[Recorded]) -> Stage<'_, G> {
-        let resolve = |recorded| self.device.resolve(recorded, &self.reached);
-        stage.iter().map(resolve).collect()
+    fn stage(&self, stage: usize) -> Stage<'_, G> {
+        let dispatches = self.kept.recording.stages[stage].iter();
+        dispatches
+            .zip(&self.kept.pipelines[stage])
+            .map(|(recorded, &pipeline)| self.device.resolve(recorded, pipeline, &self.reached))
+            .collect()
     }
 
     fn stages(&self) -> Vec<Stage<'_, G>> {
-        let stages = self.recording.stages.iter();
+        let stages = (0..self.kept.recording.stages.len()).map(|stage| self.stage(stage));
         if self.device.options.switches.serial_encoding {
-            let alone = |recorded| self.stage(std::slice::from_ref(recorded));
-            return stages.flatten().map(alone).collect();
+            return stages.flatten().map(|dispatch| vec![dispatch]).collect();
         }
-        stages.map(|stage| self.stage(stage)).collect()
+        stages.collect()
     }
 
     /// Stops wherever experts were chosen, reads the choice and writes it back.
     fn run_with_routing_through_cpu(&self, gpu: &mut G) -> Result<(), DeviceError> {
-        for (stage, steps) in self.recording.stages.iter().zip(&self.plan.stages) {
+        for (stage, steps) in self.plan.stages.iter().enumerate() {
             gpu.submit(None, &[self.stage(stage)])?;
             for &step in steps {
                 if let Operation::Route { ids, weights, .. } = self.plan.steps[step].operation {
                     gpu.wait()?;
                     for id in [ids, weights] {
                         let mut bytes = vec![0; self.plan.spec(id).bytes()];
-                        let at = self.placement.range(id).start;
+                        let at = self.kept.recording.placement.range(id).start;
                         gpu.read(self.device.arena(), at, &mut bytes);
                         gpu.write(self.device.arena(), at, &bytes);
                     }
@@ -407,7 +433,7 @@ impl<G: Gpu + 'static> Ready<'_, G> {
         let mut bytes = vec![0; spec.bytes()];
         gpu.read(
             self.device.arena(),
-            self.placement.range(id).start,
+            self.kept.recording.placement.range(id).start,
             &mut bytes,
         );
         decode(&bytes, spec.element)
@@ -444,32 +470,30 @@ impl<G: Gpu + 'static> GpuDevice<G> {
     fn launch<T>(
         &mut self,
         plan: &Arc<Plan>,
-        launch: Launch<'_>,
+        mut launch: Launch<'_>,
         commit: bool,
         body: impl FnOnce(&mut G, &Ready<'_, G>, Option<&mut dyn Observer>) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
-        launch.check_sampling(plan)?;
         let Launch {
             tokens,
-            sessions,
             preset,
             token_limit,
             sampling,
-            observer,
+            ..
         } = launch;
-        let mut states = states::<G>(plan, tokens, sessions)?;
+        let observer = launch.observer.take();
+        let mut states = launch.states::<GpuState<G>>(plan)?;
         let rows_each = plan.class.rows / states.len();
         let parameters = if plan.samples() {
             sampling::encode(sampling, plan.class.rows)
         } else {
             Vec::new()
         };
-        let Kept { recording, key } = self.prepare(plan, parameters.len())?;
+        let kept = self.prepare(plan, parameters.len())?;
         for state in &mut states {
             let end = state.position() + rows_each;
             state.reserve(end)?;
         }
-        let placement = plan.place(ElementType::bytes);
         let this = &*self;
         let mut gpu = lock(&this.gpu);
         let table = this.table();
@@ -487,24 +511,13 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         }
         for (id, values) in preset {
             let spec = plan.spec(*id);
-            if values.len() != spec.elements() {
-                return Err(DeviceError::Launch(format!(
-                    "{} values for {} of {} by {}",
-                    values.len(),
-                    spec.name,
-                    spec.rows,
-                    spec.columns
-                )));
-            }
-            let at = placement.range(*id).start;
+            let at = kept.recording.placement.range(*id).start;
             gpu.write(this.arena(), at, &encode(values, spec.element));
         }
         let ready = Ready {
             device: this,
             plan,
-            placement,
-            recording,
-            key,
+            kept,
             reached: states.iter().flat_map(|state| state.buffers()).collect(),
         };
         let result = body(&mut gpu, &ready, observer)?;
@@ -527,58 +540,4 @@ impl<G: Gpu + 'static> GpuDevice<G> {
     fn table(&self) -> &G::Buffer {
         &self.launch_table.as_ref().expect("made before a launch").0
     }
-}
-
-/// Checks a launch and finds this device's own states in it.
-fn states<'s, G: Gpu + 'static>(
-    plan: &Plan,
-    tokens: &[u32],
-    sessions: &'s mut [&mut dyn SessionState],
-) -> Result<Vec<&'s mut GpuState<G>>, DeviceError> {
-    let refuse = |reason: String| Err(DeviceError::Launch(reason));
-    let class = plan.class;
-    let wanted = if class.phase == Phase::Prefill {
-        1
-    } else {
-        class.rows
-    };
-    if tokens.len() != class.rows || sessions.len() != wanted {
-        return refuse(format!(
-            "the plan has {} rows and {wanted} sessions, the launch {} and {}",
-            class.rows,
-            tokens.len(),
-            sessions.len()
-        ));
-    }
-    let vocabulary = plan.model.config.vocab_size;
-    if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
-        return refuse(format!("token {token} of a vocabulary of {vocabulary}"));
-    }
-    let rows_each = class.rows / wanted;
-    let mut states = Vec::with_capacity(wanted);
-    for session in sessions.iter_mut() {
-        let Some(state) = session.as_any_mut().downcast_mut::<GpuState<G>>() else {
-            return refuse("a session of another device".into());
-        };
-        if state.precision() != class.precision {
-            let precision = state.precision();
-            return refuse(format!(
-                "a {precision} session in a {} plan",
-                class.precision
-            ));
-        }
-        let end = state.position() + rows_each;
-        if end > state.capacity() {
-            let capacity = state.capacity();
-            return refuse(format!("position {end} of a session made for {capacity}"));
-        }
-        if class.phase == Phase::Decode && end > class.context {
-            return refuse(format!(
-                "position {end} in a plan for {} positions",
-                class.context
-            ));
-        }
-        states.push(state);
-    }
-    Ok(states)
 }

@@ -152,11 +152,6 @@ impl<G: Gpu> GpuState<G> {
         })
     }
 
-    /// The precision the session was made for.
-    pub fn precision(&self) -> Precision {
-        self.precision
-    }
-
     /// Takes pages until `positions` fit.
     pub fn reserve(&mut self, positions: usize) -> Result<(), DeviceError> {
         let machine = lock(&self.gpu);
@@ -285,6 +280,10 @@ pub(crate) fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
 impl<G: Gpu + 'static> SessionState for GpuState<G> {
     fn position(&self) -> usize {
         self.position
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
     }
 
     fn capacity(&self) -> usize {

@@ -1,8 +1,8 @@
 //! Weights in the kernels' own layout (kernels/quantised.h), each in a buffer of its own, one copy.
 
 use crate::gpu::Gpu;
-use lily_checkpoint::{Checkpoint, DType, ModelConfig, Weight, WeightData, WeightFormat, WeightId};
-use lily_plan::{DeviceError, ModelDescription};
+use lily_checkpoint::{Checkpoint, DType, Weight, WeightData, WeightFormat, WeightId};
+use lily_plan::DeviceError;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -115,17 +115,6 @@ fn stored(weight: &Weight<'_>) -> Vec<u8> {
         .iter()
         .flat_map(|x| x.to_le_bytes())
         .collect()
-}
-
-/// What plans need to know of a checkpoint.
-pub fn describe(checkpoint: &Checkpoint) -> ModelDescription {
-    let config: ModelConfig = checkpoint.config().clone();
-    ModelDescription::new(config, |spec| {
-        let weight = checkpoint.weight(spec.id);
-        weight
-            .expect("verified when the checkpoint was opened")
-            .format
-    })
 }
 
 /// Bytes of a matrix (or one expert) in the kernels' layout.

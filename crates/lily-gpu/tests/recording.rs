@@ -97,7 +97,12 @@ fn decode_fills_forty_cores_but_for_named_exceptions() {
 /// What a prefill keeps in memory beside weights and state depends on the chunk alone.
 #[test]
 fn the_arena_of_a_prefill_does_not_depend_on_the_context() {
-    let bytes = |rows: usize| recorded(Phase::Prefill, rows, 262_144).1.arena_bytes;
+    let bytes = |rows: usize| {
+        recorded(Phase::Prefill, rows, 262_144)
+            .1
+            .placement
+            .arena_bytes
+    };
     let (half, whole) = (bytes(256), bytes(512));
     assert!(
         whole > half && whole < 2 * half + (4 << 20),

@@ -38,8 +38,6 @@ unsafe impl Send for Sent {}
 pub(crate) struct Encoding<'a> {
     pub queue: &'a ProtocolObject<dyn MTLCommandQueue>,
     pub fence: &'a ProtocolObject<dyn MTLFence>,
-    /// Whether dispatches run one after the other whatever the stages say.
-    pub serial: bool,
 }
 
 impl Encoding<'_> {
@@ -57,13 +55,8 @@ impl Encoding<'_> {
             .commandBufferWithUnretainedReferences()
             .ok_or_else(|| none("command buffer"))?;
         buffer.setLabel(Some(&NSString::from_str(&label)));
-        let dispatch_type = if self.serial {
-            MTLDispatchType::Serial
-        } else {
-            MTLDispatchType::Concurrent
-        };
         let encoder = buffer
-            .computeCommandEncoderWithDispatchType(dispatch_type)
+            .computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)
             .ok_or_else(|| none("encoder"))?;
         // From here on nothing fails: an encoder must come to its end.
         //
@@ -75,8 +68,7 @@ impl Encoding<'_> {
         let mut pipelines: Vec<Retained<ProtocolObject<dyn MTLComputePipelineState>>> = Vec::new();
         let mut first = true;
         for stage in stages.iter().filter(|stage| !stage.is_empty()) {
-            // A serial encoder waits by itself.
-            if !first && !self.serial {
+            if !first {
                 encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
             }
             first = false;

@@ -24,9 +24,6 @@ use std::sync::Arc;
 /// How the GPU is driven.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetalOptions {
-    /// Each dispatch waits for the one before, as if it depended on it: what concurrent stages are worth is the
-    /// difference. Results are equal either way.
-    pub serial_encoding: bool,
     /// The first work is written to this `.gputrace` document, for Xcode; METAL_CAPTURE_ENABLED=1 must be set.
     pub capture: Option<PathBuf>,
     /// Each stage is a command buffer of its own, so that [`Metal::take_timings`] tells stages apart. Slower.
@@ -263,7 +260,6 @@ impl Gpu for Metal {
                 let encoding = Encoding {
                     queue: &self.queue,
                     fence: &self.fence,
-                    serial: self.options.serial_encoding,
                 };
                 let follows = !self.sent.is_empty();
                 let sent = encoding.send(stages, self.label(stages), follows)?;

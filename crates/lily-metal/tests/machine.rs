@@ -235,10 +235,6 @@ fn stages_and_command_buffers_run_in_order() {
     let options = [
         MetalOptions::default(),
         MetalOptions {
-            serial_encoding: true,
-            ..MetalOptions::default()
-        },
-        MetalOptions {
             stage_timing: true,
             ..MetalOptions::default()
         },

@@ -4,7 +4,7 @@
 
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
-use lily_gpu::{GpuDevice, GpuOptions};
+use lily_gpu::{GpuDevice, GpuOptions, Switches};
 use lily_metal::{Metal, MetalOptions, open};
 use lily_plan::{Device, Phase, Plan, PlanClass, PlanOutput, Precision, route};
 use lily_testing::{Runner, arg_max, distance, fixture, golden_prompts, read_tensors, repository};
@@ -12,8 +12,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 fn device(checkpoint: &Arc<Checkpoint>, options: MetalOptions) -> GpuDevice<Metal> {
+    device_with(checkpoint, options, Switches::default())
+}
+
+fn device_with(
+    checkpoint: &Arc<Checkpoint>,
+    options: MetalOptions,
+    switches: Switches,
+) -> GpuDevice<Metal> {
     let gpu = open(options).expect("a Mac with Apple Silicon and macOS 15 or later");
-    GpuDevice::new(gpu, checkpoint, GpuOptions::default(), &mut |_, _| {}).expect("a device")
+    GpuDevice::new(gpu, checkpoint, GpuOptions { switches }, &mut |_, _| {}).expect("a device")
 }
 
 fn checkpoint(directory: &Path) -> Arc<Checkpoint> {
@@ -25,7 +33,10 @@ fn runner(
     precision: Precision,
     options: MetalOptions,
 ) -> Runner<GpuDevice<Metal>> {
-    let device = device(&checkpoint(directory), options);
+    runner_of(device(&checkpoint(directory), options), precision)
+}
+
+fn runner_of(device: GpuDevice<Metal>, precision: Precision) -> Runner<GpuDevice<Metal>> {
     let model = device.model().clone();
     Runner::new(device, model, precision)
 }
@@ -147,11 +158,15 @@ fn encodings_give_the_same_bytes() {
     let mut first: Option<Vec<u32>> = None;
     for (serial_encoding, stage_timing) in [(false, false), (true, false), (false, true)] {
         let options = MetalOptions {
-            serial_encoding,
             stage_timing,
             ..MetalOptions::default()
         };
-        let mut runner = runner(&directory, Precision::Bf16, options);
+        let switches = Switches {
+            serial_encoding,
+            ..Switches::default()
+        };
+        let device = device_with(&checkpoint(&directory), options, switches);
+        let mut runner = runner_of(device, Precision::Bf16);
         let tokens: Vec<u32> = (0..200).map(|i| i * 17 % 1000).collect();
         let mut logits = runner.prefill(&tokens, 128);
         logits.extend(runner.greedy(7, 20).1);

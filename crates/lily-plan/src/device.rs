@@ -2,7 +2,7 @@
 //! traits.
 
 use crate::operand::{ScratchId, StateSlot};
-use crate::plan::Plan;
+use crate::plan::{Phase, Plan};
 use lily_sampling::SamplingRow;
 use std::any::Any;
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub enum DeviceError {
 pub trait SessionState: Any + Send {
     /// Tokens the state stands behind; the position of the next.
     fn position(&self) -> usize;
+    /// The precision it was made for.
+    fn precision(&self) -> crate::Precision;
     /// Positions the cache can grow to.
     fn capacity(&self) -> usize;
     /// Takes back the last run, if it has not been taken back already and nothing ran since: the
@@ -139,11 +141,82 @@ pub struct Launch<'a> {
 }
 
 impl Launch<'_> {
-    /// Refuses sampling parameters outside of their ranges, and masks that do not reach the last id that may be chosen.
+    /// Checks the launch of `plan` as every device has to, and finds the device's own states, of type `S`, in it.
     ///
     /// # Errors
-    /// [`DeviceError::Launch`], with the row.
-    pub fn check_sampling(&self, plan: &Plan) -> Result<(), DeviceError> {
+    /// [`DeviceError::Launch`] where tokens, sessions, presets or sampling do not fit the plan.
+    pub fn states<S: SessionState + 'static>(
+        &mut self,
+        plan: &Plan,
+    ) -> Result<Vec<&mut S>, DeviceError> {
+        self.check_sampling(plan)?;
+        self.check_presets(plan)?;
+        let refuse = |reason: String| Err(DeviceError::Launch(reason));
+        let class = plan.class;
+        let wanted = match class.phase {
+            Phase::Prefill => 1,
+            Phase::Decode => class.rows,
+        };
+        if self.tokens.len() != class.rows || self.sessions.len() != wanted {
+            return refuse(format!(
+                "the plan has {} rows and {wanted} sessions, the launch {} and {}",
+                class.rows,
+                self.tokens.len(),
+                self.sessions.len()
+            ));
+        }
+        let vocabulary = plan.model.config.vocab_size;
+        let mut tokens = self.tokens.iter();
+        if let Some(token) = tokens.find(|&&token| token as usize >= vocabulary) {
+            return refuse(format!("token {token} of a vocabulary of {vocabulary}"));
+        }
+        let rows_each = class.rows / wanted;
+        let mut states = Vec::with_capacity(wanted);
+        for session in self.sessions.iter_mut() {
+            let Some(state) = session.as_any_mut().downcast_mut::<S>() else {
+                return refuse("a session of another device".into());
+            };
+            if state.precision() != class.precision {
+                let precision = state.precision();
+                return refuse(format!(
+                    "a {precision} session in a {} plan",
+                    class.precision
+                ));
+            }
+            let end = state.position() + rows_each;
+            if end > state.capacity() {
+                let capacity = state.capacity();
+                return refuse(format!("position {end} of a session made for {capacity}"));
+            }
+            if class.phase == Phase::Decode && end > class.context {
+                return refuse(format!(
+                    "position {end} in a plan for {} positions",
+                    class.context
+                ));
+            }
+            states.push(state);
+        }
+        Ok(states)
+    }
+
+    fn check_presets(&self, plan: &Plan) -> Result<(), DeviceError> {
+        for (id, values) in self.preset {
+            let spec = plan.spec(*id);
+            if values.len() != spec.elements() {
+                return Err(DeviceError::Launch(format!(
+                    "{} values for {} of {} by {}",
+                    values.len(),
+                    spec.name,
+                    spec.rows,
+                    spec.columns
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses sampling parameters outside of their ranges, and masks that do not reach the last id that may be chosen.
+    fn check_sampling(&self, plan: &Plan) -> Result<(), DeviceError> {
         let vocabulary = plan.model.config.vocab_size;
         let words = vocabulary
             .min(self.token_limit as usize)

@@ -1,6 +1,9 @@
 //! What a plan has to know of a model: dimensions and how each weight is stored.
 
-use lily_checkpoint::{ModelConfig, WeightFormat, WeightId, WeightRole, WeightShape, WeightSpec};
+use lily_checkpoint::{
+    Checkpoint, CheckpointError, ModelConfig, WeightFormat, WeightId, WeightRole, WeightShape,
+    WeightSpec,
+};
 use std::collections::HashMap;
 
 /// A model without its weights: enough to record, count and price plans.
@@ -23,6 +26,21 @@ impl ModelDescription {
             .map(|spec| (spec.id, (spec.shape, format_of(spec))))
             .collect();
         ModelDescription { config, weights }
+    }
+
+    /// Describes an opened checkpoint.
+    ///
+    /// # Errors
+    /// Where a weight cannot be had.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self, CheckpointError> {
+        let config = checkpoint.config().clone();
+        let describe = |spec: WeightSpec| {
+            let format = checkpoint.weight(spec.id)?.format;
+            Ok((spec.id, (spec.shape, format)))
+        };
+        let weights = config.weights().into_iter().map(describe);
+        let weights = weights.collect::<Result<_, CheckpointError>>()?;
+        Ok(ModelDescription { config, weights })
     }
 
     /// The weight that holds the head's rows: the embedding where the model ties them.

@@ -64,7 +64,7 @@ pub enum DeviceChoice {
     Reference,
     /// An Apple GPU
     Metal,
-    /// An NVIDIA GPU: needs its driver and NVRTC, and about a minute to compile kernels
+    /// An NVIDIA GPU: needs its driver and NVRTC, and some tens of seconds to compile kernels
     Cuda,
     /// The GPU kernels, emulated on the processor: needs a C++ compiler; very slow
     Emulated,

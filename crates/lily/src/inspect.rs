@@ -34,7 +34,7 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
     }
     let chunk = chunk_of(&arguments.device).min(longest - arguments.context);
     let precision: Precision = arguments.device.precision.into();
-    let description = Arc::new(describe(&checkpoint)?);
+    let description = Arc::new(ModelDescription::of(&checkpoint)?);
     let machine = this_processor(arguments.device.threads);
     let plans = PlanReport::new(
         &description,
@@ -69,24 +69,6 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
         console.print_json(&report.to_json())
     } else {
         console.print(&report.to_text())
-    }
-}
-
-/// The checkpoint's model as plans see it.
-fn describe(checkpoint: &Checkpoint) -> Result<ModelDescription, Failure> {
-    let mut failure = None;
-    let description = ModelDescription::new(checkpoint.config().clone(), |spec| {
-        match checkpoint.weight(spec.id) {
-            Ok(weight) => weight.format,
-            Err(error) => {
-                failure = Some(error);
-                lily_checkpoint::WeightFormat::Plain(lily_checkpoint::DType::Bf16)
-            }
-        }
-    });
-    match failure {
-        Some(error) => Err(error.into()),
-        None => Ok(description),
     }
 }
 

@@ -34,13 +34,12 @@ pub struct Recorded {
 }
 
 /// A plan as dispatches: stage by stage, each stage's dispatches independent of one another.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Recording {
-    /// Dispatches by stage. A step that needs two dispatches one after the other makes a stage of its own of the
-    /// second.
+    /// Dispatches by stage of the plan.
     pub stages: Vec<Vec<Recorded>>,
-    /// Bytes of the arena.
-    pub arena_bytes: usize,
+    /// Where scratch values lie in the arena.
+    pub placement: Placement,
 }
 
 impl Recording {
@@ -96,10 +95,7 @@ pub fn record(
         }
         stages.push(std::mem::take(&mut recorder.out));
     }
-    Ok(Recording {
-        stages,
-        arena_bytes: placement.arena_bytes,
-    })
+    Ok(Recording { stages, placement })
 }
 
 /// The instance of a kernel with this host name.

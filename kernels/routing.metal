@@ -1,5 +1,5 @@
 // Choosing: experts for a row, the pairs of each expert, the most probable token.
-#include "elements.h"
+#include "turn.h"
 
 constant uint EXPERTS [[function_constant(0)]];
 constant uint CHOICES [[function_constant(1)]];
@@ -144,13 +144,14 @@ kernel void group_experts(
     }
 }
 
-// Contract. tokens[row] = the id of the largest of the row's first `limit` logits, the lower among equals; ids from
-// `limit` on have no token. One threadgroup of 1,024 threads a row: 1 MB of logits, read once, at the speed of
-// one core; splitting it would cost a second dispatch.
+// Contract. The id of the largest of the row's first `limit` logits, the lower among equals, takes its turn (turn.h);
+// ids from `limit` on have no token. NO_TOKEN where a logit is NaN or +infinity, or all are -infinity. One threadgroup of
+// 1,024 threads a row: 1 MB of logits, read once, at the speed of one core; splitting it would cost a second dispatch.
 kernel void arg_max(
     device const float* logits [[buffer(0)]],
-    device uint* tokens [[buffer(1)]],
-    device const uint* limit [[buffer(2)]],
+    device RunTable* table [[buffer(1)]],
+    device uint* tokens [[buffer(2)]],
+    device uint* chosen [[buffer(3)]],
     uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -158,12 +159,16 @@ kernel void arg_max(
 {
     threadgroup float values[32];
     threadgroup uint indices[32];
+    threadgroup uint unsound[32];
     device const float* mine = logits + (ulong)row * VOCABULARY;
-    uint end = min(VOCABULARY, limit[0]);
+    uint end = min(VOCABULARY, table->limit);
     float best = -INFINITY;
-    uint best_index = 0xffffffffu;
+    uint best_index = NO_TOKEN;
+    bool is_sound = true;
     for (uint token = thread_index; token < end; token += 1024) {
         float value = mine[token];
+        // NaN is below nothing.
+        is_sound = is_sound && value < INFINITY;
         if (before(value, token, best, best_index)) {
             best = value;
             best_index = token;
@@ -177,18 +182,20 @@ kernel void arg_max(
             best_index = other_index;
         }
     }
+    bool any_unsound = simd_any(!is_sound);
     if (lane == 0) {
         values[simdgroup] = best;
         indices[simdgroup] = best_index;
+        unsound[simdgroup] = any_unsound ? 1 : 0;
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (thread_index != 0) return;
     for (uint s = 1; s < 32; ++s) {
+        any_unsound = any_unsound || unsound[s] != 0;
         if (before(values[s], indices[s], best, best_index)) {
             best = values[s];
             best_index = indices[s];
         }
     }
-    // No number among the logits: the first token, as everywhere.
-    tokens[row] = best_index == 0xffffffffu ? 0 : best_index;
+    take_turn(table, tokens, chosen, row, any_unsound || best == -INFINITY ? NO_TOKEN : best_index);
 }

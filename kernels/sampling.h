@@ -5,7 +5,7 @@
 // is the same on every machine and in every run. They are within 2e-9 of the real numbers that they stand for (or
 // within 2^-46 of the best token's weight).
 #pragma once
-#include "elements.h"
+#include "turn.h"
 
 // The host writes it: lily-gpu/src/sampling.rs.
 struct SamplingRow {
@@ -25,21 +25,22 @@ struct SamplingRow {
     uint step_low, step_high;
     // Where changes of single logits begin, in words, and how many there are; where the mask begins.
     uint adjustments, adjustment_count, mask;
-    uint unused[3];
+    float presence_penalty, frequency_penalty;
+    uint unused;
 };
 
-constant constexpr uint IS_GREEDY = 1, HAS_SHARE = 2, HAS_MASK = 4;
+constant constexpr uint IS_GREEDY = 1, HAS_SHARE = 2, HAS_MASK = 4, HAS_PENALTIES = 8;
 
 // A change of one logit: lily-sampling's Adjustment.
 struct Adjustment {
     uint token;
     float bias;
     float subtracted;
+    // Behind the bits below, how often the answer has the token.
     uint flags;
 };
 
-constant constexpr uint HAS_BIAS = 1, IN_HISTORY = 2;
-constant constexpr uint NO_TOKEN = 0xffffffffu;
+constant constexpr uint HAS_BIAS = 1, IN_HISTORY = 2, HISTORY_SHIFT = 2;
 // Threads of a threadgroup.
 constant constexpr uint SAMPLERS = 1024;
 // Keys end with an id of so many bits.
@@ -49,6 +50,38 @@ constant constexpr uint EXCLUDED = 0xff800000u;
 
 // A product that no compiler may join with the sum it goes into: the host rounds it.
 inline float apart(float product, uint zero) { return as_type<float>(as_type<uint>(product) ^ zero); }
+
+// lily-sampling's Sampler::accept, for the run behind this one: the next random number, and a history that has `token`
+// once more. There is room for it behind the row's changes of logits: the host sees to that.
+inline void remember(
+    device uint* sampling, uint row_index, SamplingRow row, uint token, threadgroup atomic_uint* known, uint thread_index)
+{
+    device SamplingRow* kept = (device SamplingRow*)sampling + row_index;
+    if (thread_index == 0) {
+        kept->step_low = row.step_low + 1;
+        if (kept->step_low == 0) kept->step_high = row.step_high + 1;
+        atomic_store_explicit(known, 0u, memory_order_relaxed);
+    }
+    if ((row.flags & HAS_PENALTIES) == 0) return;
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    device Adjustment* adjustments = (device Adjustment*)(sampling + row.adjustments);
+    for (uint i = thread_index; i < row.adjustment_count; i += SAMPLERS) {
+        if (adjustments[i].token != token) continue;
+        uint count = (adjustments[i].flags >> HISTORY_SHIFT) + 1;
+        adjustments[i].subtracted = row.presence_penalty + apart((float)count * row.frequency_penalty, row.zero);
+        adjustments[i].flags = (adjustments[i].flags & HAS_BIAS) | IN_HISTORY | (count << HISTORY_SHIFT);
+        atomic_store_explicit(known, 1u, memory_order_relaxed);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (thread_index != 0 || atomic_load_explicit(known, memory_order_relaxed) != 0) return;
+    Adjustment added;
+    added.token = token;
+    added.bias = 0.0f;
+    added.subtracted = row.presence_penalty + row.frequency_penalty;
+    added.flags = IN_HISTORY | (1u << HISTORY_SHIFT);
+    adjustments[row.adjustment_count] = added;
+    kept->adjustment_count = row.adjustment_count + 1;
+}
 
 // Better logits have lower ranks; both zeros have one.
 inline uint rank_of(float logit) {

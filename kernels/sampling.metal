@@ -33,8 +33,9 @@ inline bool is_allowed(device const uint* sampling, SamplingRow row, uint token)
     return (row.flags & HAS_MASK) == 0 || (sampling[row.mask + token / 32] >> (token % 32) & 1) != 0;
 }
 
-// Contract: lily-plan's Operation::Sample. tokens[row] = the token that the row's parameters choose from its first
-// `limit` logits, or NO_TOKEN. `adjusted` is memory to work in, used where bias, penalties or a mask act.
+// Contract: lily-plan's Operation::Sample. The token that the row's parameters choose from its first `limit` logits, or
+// NO_TOKEN, takes its turn (turn.h), and the parameters become those of the next run: `sampling` is written. `adjusted`
+// is memory to work in, used where bias, penalties or a mask act.
 //
 // A threadgroup of 1,024 threads a row. One pass over the logits finds the best and each thread's own best; the latter
 // give a bar above which a list of good tokens remains, gathered in a second pass, and the filters and the draw search
@@ -44,9 +45,10 @@ inline bool is_allowed(device const uint* sampling, SamplingRow row, uint token)
 kernel void sample(
     device const float* logits [[buffer(0)]],
     device float* adjusted [[buffer(1)]],
-    device uint* tokens [[buffer(2)]],
-    device const uint* sampling [[buffer(3)]],
-    device const uint* limit [[buffer(4)]],
+    device uint* sampling [[buffer(2)]],
+    device RunTable* table [[buffer(3)]],
+    device uint* tokens [[buffer(4)]],
+    device uint* chosen [[buffer(5)]],
     uint row_index [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -65,7 +67,8 @@ kernel void sample(
     SamplingRow row = ((device const SamplingRow*)sampling)[row_index];
     device const float* mine = logits + (ulong)row_index * VOCABULARY;
     device float* changed = adjusted + (ulong)row_index * VOCABULARY;
-    uint end = min(VOCABULARY, limit[0]);
+    uint end = min(VOCABULARY, table->limit);
+    bool was_stopped = is_stopped(table, row_index);
     bool is_changed = row.adjustment_count != 0 || (row.flags & HAS_MASK) != 0;
     if (thread_index == 0) {
         atomic_store_explicit(&gathered[0], 0u, memory_order_relaxed);
@@ -134,7 +137,11 @@ kernel void sample(
     }
     any_unsound = simd_any(unsound[lane] != 0);
     if (any_unsound || best == -INFINITY || (row.flags & IS_GREEDY) != 0) {
-        if (thread_index == 0) tokens[row_index] = any_unsound || best == -INFINITY ? NO_TOKEN : best_index;
+        uint token = any_unsound || best == -INFINITY ? NO_TOKEN : best_index;
+        // Who reads what the next run is bound to has done so.
+        threadgroup_barrier(mem_flags::mem_device);
+        if (token != NO_TOKEN && !was_stopped) remember(sampling, row_index, row, token, &gathered[0], thread_index);
+        if (thread_index == 0) take_turn(table, tokens, chosen, row_index, token);
         return;
     }
 
@@ -197,5 +204,7 @@ kernel void sample(
         if (is_reached) search.cut = min(search.cut, key);
     }
     search_key(search, row, memory, DRAW, random_of(row), 0, own, key, thread_index, simdgroup, lane);
-    if (thread_index == 0) tokens[row_index] = (uint)key;
+    threadgroup_barrier(mem_flags::mem_device);
+    if (!was_stopped) remember(sampling, row_index, row, (uint)key, &gathered[0], thread_index);
+    if (thread_index == 0) take_turn(table, tokens, chosen, row_index, (uint)key);
 }

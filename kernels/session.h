@@ -19,7 +19,8 @@ struct Session {
     device uchar* next;
     // Position of the run's first token.
     uint position;
-    uint unused;
+    // Whether its text has ended: it stays where it is, whatever runs.
+    uint is_stopped;
 };
 
 // Whether the rows of a run are consecutive tokens of one session (prefill), or one token each of several.

@@ -9,7 +9,7 @@ use crate::weights::Weights;
 use lily_checkpoint::Checkpoint;
 use lily_plan::{
     Device, DeviceDescription, DeviceError, Launch, ModelDescription, Outcome, Placement, Plan,
-    Precision, SessionBytes, SessionState,
+    Precision, RunAhead, SessionBytes, SessionState,
 };
 use rayon::prelude::*;
 use std::collections::VecDeque;
@@ -187,6 +187,10 @@ impl Device for CpuDevice {
                     .for_each(|&step| reference::run_step(run.context, step));
             }
         })
+    }
+
+    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
+        Err("the CPU itself computes the steps")
     }
 }
 

@@ -70,6 +70,7 @@ functions! {
     create_event = c"cuEventCreate" (*mut Handle, c_uint);
     record_event = c"cuEventRecord" (Handle, Handle);
     synchronize_event = c"cuEventSynchronize" (Handle);
+    destroy_event = c"cuEventDestroy_v2" (Handle);
     elapsed = c"cuEventElapsedTime" (*mut f32, Handle, Handle);
 }
 
@@ -225,8 +226,9 @@ impl Driver {
             address,
             bytes,
         };
-        // SAFETY: the memory is as long as is said.
-        self.check(unsafe { (self.functions.fill)(address, 0, bytes) }, what, 0)?;
+        // SAFETY: the memory is as long as is said. Work that is sent off later comes behind the filling.
+        let status = unsafe { (self.functions.fill)(address, 0, bytes) };
+        self.check(status, what, 0)?;
         Ok(buffer)
     }
 
@@ -316,34 +318,65 @@ impl Driver {
     }
 
     /// Microseconds that the work `run` sends off takes on the GPU.
-    pub fn time(&self, run: impl FnOnce() -> Result<(), DeviceError>) -> Result<f64, DeviceError> {
-        self.current()?;
-        let (mut first, mut last) = (null_mut(), null_mut());
+    pub fn time(
+        self: &Arc<Self>,
+        run: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<f64, DeviceError> {
+        let first = self.event()?;
+        run()?;
+        let last = self.event()?;
+        last.wait()?;
         let mut milliseconds = 0.0;
-        // SAFETY: events are made before they are recorded, and the last is waited for before time is read. They are
-        // few and small, and stay.
-        unsafe {
-            self.check((self.functions.create_event)(&mut first, 0), "timing", 0)?;
-            self.check((self.functions.create_event)(&mut last, 0), "timing", 0)?;
-            self.check(
-                (self.functions.record_event)(first, self.stream),
-                "timing",
-                0,
-            )?;
-            run()?;
-            self.check(
-                (self.functions.record_event)(last, self.stream),
-                "timing",
-                0,
-            )?;
-            self.check((self.functions.synchronize_event)(last), "timing", 0)?;
-            self.check(
-                (self.functions.elapsed)(&mut milliseconds, first, last),
-                "timing",
-                0,
-            )?;
-        }
+        // SAFETY: both events were recorded, and the last was waited for.
+        let status =
+            unsafe { (self.functions.elapsed)(&mut milliseconds, first.event, last.event) };
+        self.check(status, "timing", 0)?;
         Ok(f64::from(milliseconds) * 1e3)
+    }
+
+    /// An event behind all that was sent off so far.
+    pub fn event(self: &Arc<Self>) -> Result<Event, DeviceError> {
+        self.current()?;
+        let mut event = null_mut();
+        // SAFETY: the pointer is valid for the call; the event is recorded once it is made.
+        unsafe {
+            self.check((self.functions.create_event)(&mut event, 0), "an event", 0)?;
+            let event = Event {
+                driver: self.clone(),
+                event,
+            };
+            let status = (self.functions.record_event)(event.event, self.stream);
+            self.check(status, "an event", 0)?;
+            Ok(event)
+        }
+    }
+}
+
+/// A point in the stream's work.
+pub struct Event {
+    driver: Arc<Driver>,
+    event: Handle,
+}
+
+// SAFETY: as for `Driver`.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// Waits for the work before it.
+    pub fn wait(&self) -> Result<(), DeviceError> {
+        self.driver.current()?;
+        // SAFETY: the event was recorded when it was made.
+        let status = unsafe { (self.driver.functions.synchronize_event)(self.event) };
+        self.driver.check(status, "running kernels", 0)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.driver.current().is_ok() {
+            // SAFETY: it was made by this driver, and is not used again.
+            unsafe { (self.driver.functions.destroy_event)(self.event) };
+        }
     }
 }
 
@@ -357,11 +390,14 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Copies to it.
+    /// Copies to it. The bytes are there when this returns: what is sent off later finds them, and so does
+    /// [`read`](Self::read). (A copy outside of the stream may still be on its way when it has returned, and work in
+    /// the stream would not wait for it.)
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes, "within the buffer");
         self.driver.current().expect("the GPU was there");
-        // SAFETY: the range lies in this buffer; no work that uses it is unfinished, by the contract of `Gpu`.
+        // SAFETY: the range lies in this buffer; no work that uses it is unfinished, by the contract of `Gpu`. The bytes
+        // are borrowed until the stream has been waited for.
         let status = unsafe {
             (self.driver.functions.copy_in)(
                 self.address + offset as u64,
@@ -378,7 +414,8 @@ impl DeviceBuffer {
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset + bytes.len() <= self.bytes, "within the buffer");
         self.driver.current().expect("the GPU was there");
-        // SAFETY: as in `write`.
+        // SAFETY: the range lies in this buffer, and nothing unfinished writes it, by the contract of `Gpu`. The copy does
+        // not wait for the stream, which was made not to be in step with others.
         let status = unsafe {
             (self.driver.functions.copy_out)(
                 bytes.as_mut_ptr().cast(),

@@ -3,12 +3,12 @@
 
 mod driver;
 
-use driver::{DeviceBuffer, Driver, Graph, Handle};
+use driver::{DeviceBuffer, Driver, Event, Graph, Handle};
 use lily_gpu::kernels::{Bound, Constant, ConstantValue};
 use lily_gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::nvrtc::{CompileOptions, Nvrtc};
 use lily_plan::DeviceError;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -32,6 +32,9 @@ pub struct Cuda {
     compiler: Nvrtc,
     architecture: String,
     graphs: HashMap<u64, Graph>,
+    /// Marks that were not waited for, in order; the last that was made.
+    marks: VecDeque<(u64, Event)>,
+    mark: u64,
     options: CudaOptions,
     resources: Vec<Resources>,
 }
@@ -73,6 +76,8 @@ impl Cuda {
             compiler,
             architecture,
             graphs: HashMap::new(),
+            marks: VecDeque::new(),
+            mark: 0,
             options,
             resources: Vec::new(),
         })
@@ -245,6 +250,28 @@ impl Gpu for Cuda {
     }
 
     fn wait(&mut self) -> Result<(), DeviceError> {
+        self.marks.clear();
         self.driver.synchronize()
+    }
+
+    fn mark(&mut self) -> Result<u64, DeviceError> {
+        let event = self.driver.event()?;
+        self.mark += 1;
+        self.marks.push_back((self.mark, event));
+        Ok(self.mark)
+    }
+
+    fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError> {
+        let behind = self.marks.partition_point(|(known, _)| *known <= mark);
+        match self.marks.drain(..behind).next_back() {
+            Some((_, event)) => event.wait(),
+            // It was waited for before.
+            None => Ok(()),
+        }
+    }
+
+    fn idle(&mut self) {
+        // The driver tells an error again to whoever waits.
+        let _ = self.driver.synchronize();
     }
 }

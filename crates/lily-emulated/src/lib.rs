@@ -9,6 +9,7 @@ use lily_gpu::{Argument, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::{BuildKind, Emulator, Launch, Library, Report, Schedule, SharedBuffer, Sources};
 use lily_plan::DeviceError;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes behind each buffer that no kernel may touch.
@@ -66,7 +67,54 @@ pub struct Emulated {
     libraries: HashMap<&'static str, Arc<Library>>,
     ran: Vec<Ran>,
     fault: Option<DeviceError>,
+    unfinished: Vec<Unfinished>,
+    /// The last mark.
+    mark: u64,
 }
+
+/// Work that has been sent off and not been waited for. It has run all the same; what a GPU would still be busy with is
+/// not to be touched.
+struct Unfinished {
+    mark: u64,
+    /// Addresses that it may reach, and those that it may write.
+    reached: Vec<Range<u64>>,
+    written: Vec<Range<u64>>,
+}
+
+impl Unfinished {
+    fn of(dispatch: &lily_gpu::Dispatch<'_, Emulated>, mark: u64) -> Self {
+        let whole =
+            |buffer: &SharedBuffer| buffer.address()..buffer.address() + buffer.len() as u64;
+        let sessions = dispatch.reached.iter().map(|buffer| whole(buffer));
+        let mut reached: Vec<Range<u64>> = sessions.collect();
+        let mut written = reached.clone();
+        for argument in &dispatch.arguments {
+            if let Argument::Buffer {
+                buffer,
+                offset,
+                bytes,
+                written: is_written,
+            } = argument
+            {
+                let start = buffer.address() + *offset as u64;
+                let end = start.saturating_add(*bytes as u64).min(whole(buffer).end);
+                reached.push(whole(buffer));
+                if *is_written {
+                    written.push(start..end);
+                }
+            }
+        }
+        Unfinished {
+            mark,
+            reached,
+            written,
+        }
+    }
+}
+
+/// Bytes that may be read from what unfinished work writes: the tokens of a slot, which the kernel tells from the other
+/// and its argument does not.
+const SLOT: usize = 64;
 
 /// A kernel with its constants.
 pub struct Pipeline {
@@ -95,6 +143,8 @@ impl Emulated {
             libraries: HashMap::new(),
             ran: Vec::new(),
             fault: None,
+            unfinished: Vec::new(),
+            mark: 0,
         }
     }
 
@@ -163,6 +213,26 @@ impl Emulated {
     }
 }
 
+impl Emulated {
+    /// What is asked of whoever uses a GPU.
+    fn assert_untouched(
+        &self,
+        buffer: &SharedBuffer,
+        offset: usize,
+        bytes: usize,
+        by: impl Fn(&Unfinished) -> &[Range<u64>],
+    ) {
+        let start = buffer.address() + offset as u64;
+        let end = start + bytes as u64;
+        let mut ranges = self.unfinished.iter().flat_map(by);
+        let meets = ranges.any(|range| range.start < end && start < range.end);
+        assert!(
+            !meets,
+            "{bytes} bytes of a buffer that unfinished work uses"
+        );
+    }
+}
+
 fn check_sentinel(buffer: &SharedBuffer, kernel: &str) -> Result<(), DeviceError> {
     let mut behind = [0; SENTINEL];
     buffer.read(buffer.len() - SENTINEL, &mut behind);
@@ -220,10 +290,18 @@ impl Gpu for Emulated {
     }
 
     fn write(&self, buffer: &SharedBuffer, offset: usize, bytes: &[u8]) {
+        self.assert_untouched(buffer, offset, bytes.len(), |unfinished| {
+            &unfinished.reached
+        });
         buffer.write(offset, bytes);
     }
 
     fn read(&self, buffer: &SharedBuffer, offset: usize, bytes: &mut [u8]) {
+        if bytes.len() > SLOT {
+            self.assert_untouched(buffer, offset, bytes.len(), |unfinished| {
+                &unfinished.written
+            });
+        }
         buffer.read(offset, bytes);
     }
 
@@ -260,6 +338,8 @@ impl Gpu for Emulated {
             if self.fault.is_some() {
                 break;
             }
+            self.unfinished
+                .push(Unfinished::of(dispatch, self.mark + 1));
             if let Err(error) = self.dispatch(dispatch) {
                 self.fault = Some(error);
             }
@@ -268,6 +348,24 @@ impl Gpu for Emulated {
     }
 
     fn wait(&mut self) -> Result<(), DeviceError> {
+        self.unfinished.clear();
         self.fault.take().map_or(Ok(()), Err)
+    }
+
+    fn mark(&mut self) -> Result<u64, DeviceError> {
+        self.mark += 1;
+        Ok(self.mark)
+    }
+
+    fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError> {
+        self.unfinished.retain(|unfinished| unfinished.mark > mark);
+        if self.fault.is_some() {
+            return self.wait();
+        }
+        Ok(())
+    }
+
+    fn idle(&mut self) {
+        self.unfinished.clear();
     }
 }

@@ -157,6 +157,16 @@ fn stored(plan: &Plan, id: WeightId) -> Option<(u64, u64, u64)> {
     Some(((all - pairs) as u64, pairs as u64, u64::from(bits)))
 }
 
+/// Bytes that a kernel writes for the run behind: the count of turns, the next token, the position and the copies of its
+/// session; in a sequence of rows, nothing but the number of the next draw.
+fn turn_bytes(kernel: &str) -> u64 {
+    match kernel {
+        "arg_max" => 4 + 4 + 4 + 2 * 8,
+        "sample" => 4,
+        _ => 0,
+    }
+}
+
 /// Every dispatch writes its outputs and nothing else, each once.
 fn check_written(counted: &[Counted]) {
     for dispatch in counted {
@@ -165,7 +175,7 @@ fn check_written(counted: &[Counted]) {
             state_written,
             ..
         } = dispatch.work;
-        let expected = scratch_written + state_written;
+        let expected = scratch_written + state_written + turn_bytes(dispatch.kernel);
         assert_eq!(dispatch.written_bytes(), expected, "{}", dispatch.label);
     }
 }

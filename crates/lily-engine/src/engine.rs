@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Runs one model on one device.
 pub struct Engine {
-    device: Box<dyn Device>,
+    pub(crate) device: Box<dyn Device>,
     model: Arc<ModelDescription>,
     text: Arc<TextModel>,
     options: EngineOptions,
@@ -137,6 +137,7 @@ impl Engine {
         Ok(Session {
             tokens: Vec::new(),
             state,
+            underway: None,
             _reservation: reservation,
         })
     }
@@ -227,6 +228,7 @@ impl Engine {
         tokens: &[u32],
         sampling: &[SamplingRow<'_>],
     ) -> Result<Outcome, EngineError> {
+        self.settle(session)?;
         let launch = Launch {
             tokens,
             sessions: &mut [session.state.as_mut()],

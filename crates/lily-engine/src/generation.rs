@@ -1,6 +1,7 @@
 //! One answer: prefill by chunks, then token by token. A generation advances in small steps, so that
 //! whoever drives it can stop it, or take turns, between any two.
 
+use crate::decode::{Decode, Pace};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
@@ -174,6 +175,7 @@ pub struct Generation {
     stop: StopMatcher,
     stop_ids: Vec<u32>,
     choice: TokenChoice,
+    pace: Pace,
     max_tokens: usize,
     generated: Vec<u32>,
     /// Chosen, but not yet part of the session's state.
@@ -245,6 +247,7 @@ impl Engine {
             .clone()
             .unwrap_or_else(|| self.text().stop_ids().to_vec());
         let choice = TokenChoice::new(self, &request);
+        let pace = self.pace(choice.output());
         Ok(Generation {
             detokenizer: Detokenizer::new(self.text().tokenizer().clone(), true),
             stop: StopMatcher::new(request.stop.iter().map(String::as_str)),
@@ -254,6 +257,7 @@ impl Engine {
             cancel,
             sampler,
             choice,
+            pace,
             max_tokens,
             generated: Vec::new(),
             pending: None,
@@ -337,11 +341,17 @@ impl Engine {
         generation: &mut Generation,
         token: u32,
     ) -> Result<Outcome, EngineError> {
-        let (session, sampler) = (&mut generation.session, &generation.sampler);
-        let output = generation.choice.output();
-        let outcome = self.decode_with(session, token, output, &[sampler.row(None)])?;
-        // The device found nothing to choose: the sampler, given the logits, says why.
-        if outcome.tokens.first() == Some(&NO_TOKEN) && session.step_back() {
+        let session = &mut generation.session;
+        let decode = Decode {
+            output: generation.choice.output(),
+            sampling: generation.sampler.row(None),
+            stops: &generation.stop_ids,
+            goes_on: generation.generated.len() + 1 < generation.max_tokens,
+        };
+        let outcome = self.decode_next(session, token, &decode)?;
+        if outcome.tokens.first() == Some(&NO_TOKEN) {
+            // The device found nothing to choose: the sampler, given the logits, says why.
+            self.take_back(session)?;
             return self.decode(session, token, PlanOutput::AllLogits);
         }
         Ok(outcome)
@@ -352,6 +362,11 @@ impl Generation {
     /// Where its tokens are chosen.
     pub fn choice(&self) -> TokenChoice {
         self.choice
+    }
+
+    /// How its steps are sent off.
+    pub fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// The tokens chosen so far, the one that ended the answer included.
@@ -381,14 +396,7 @@ impl Generation {
 
     fn choose(&mut self) -> Result<Sampled, EngineError> {
         let outcome = self.outcome.take().unwrap_or_default();
-        // Arg-max comes with the logits, and may have found no number among them.
-        let is_chosen = |token: u32| match outcome.logits.get(token as usize) {
-            Some(logit) => logit.is_finite(),
-            None => token != NO_TOKEN && outcome.logits.is_empty(),
-        };
-        if let Some(&token) = outcome.tokens.first()
-            && is_chosen(token)
-        {
+        if let Some(&token) = outcome.tokens.first() {
             return Ok(Sampled {
                 token,
                 logprob: None,

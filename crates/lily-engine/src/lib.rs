@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod budget;
+mod decode;
 mod engine;
 mod error;
 mod generation;
@@ -14,6 +15,7 @@ mod session;
 mod text;
 
 pub use budget::MemoryUse;
+pub use decode::{Decode, Pace};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use generation::{

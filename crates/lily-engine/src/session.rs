@@ -1,12 +1,15 @@
 //! A session: a token history and the state that stands behind it.
 
 use crate::budget::Reservation;
+use crate::decode::Underway;
 use lily_plan::SessionState;
 
 /// One sequence: its tokens and its state on the device.
 pub struct Session {
     pub(crate) tokens: Vec<u32>,
     pub(crate) state: Box<dyn SessionState>,
+    /// What the device has been sent beyond these tokens.
+    pub(crate) underway: Option<Underway>,
     /// Given back when the session goes.
     pub(crate) _reservation: Reservation,
 }
@@ -27,17 +30,9 @@ impl Session {
         self.state.resident_bytes()
     }
 
-    /// Takes the last run of one token back, if that can still be done.
-    pub(crate) fn step_back(&mut self) -> bool {
-        let is_back = self.state.step_back();
-        if is_back {
-            self.tokens.pop();
-        }
-        is_back
-    }
-
     /// Forgets everything.
     pub fn reset(&mut self) {
+        self.underway = None;
         self.tokens.clear();
         self.state.reset();
     }

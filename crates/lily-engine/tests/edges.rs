@@ -10,7 +10,7 @@ use lily_engine::{
 };
 use lily_plan::{
     Device, DeviceDescription, DeviceError, Launch, NO_TOKEN, Outcome, Phase, Plan, Precision,
-    SessionBytes, SessionState,
+    RunAhead, SessionBytes, SessionState,
 };
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -469,11 +469,12 @@ impl Device for Spy {
             && plan.class.phase == Phase::Decode
         {
             outcome.logits.fill(value);
-            if plan.samples() {
-                outcome.tokens.fill(NO_TOKEN);
-            }
+            outcome.tokens.fill(NO_TOKEN);
         }
         Ok(outcome)
+    }
+    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
+        self.device.run_ahead()
     }
 }
 

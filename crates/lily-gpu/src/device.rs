@@ -1,20 +1,21 @@
 //! A device made of a [`Gpu`]: weights resident, plans recorded once and run many times.
 
-use crate::gpu::{Argument, Dispatch, Gpu, Stage};
-use crate::kernels::{Memory, Operand, Region};
+use crate::ahead::Chains;
+use crate::cache::{Kept, RecordingCache};
+use crate::gpu::Gpu;
 use crate::record::{self, Recorded, Recording, launch};
 use crate::sampling;
-use crate::state::{GpuState, StateLayout, decode, encode, lock};
+use crate::state::{GpuState, StateLayout, encode, lock};
 use crate::switches::Switches;
 use crate::weights::Weights;
 use lily_checkpoint::{Checkpoint, ModelConfig};
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Observer,
-    Operation, Outcome, Plan, Precision, ScratchId, SessionBytes, SessionState,
+    Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Outcome, Plan,
+    Precision, RunAhead, SessionBytes, SessionState,
 };
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// How to set up a [`GpuDevice`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -25,70 +26,25 @@ pub struct GpuOptions {
 
 /// Executes plans on a GPU.
 pub struct GpuDevice<G: Gpu> {
-    gpu: Arc<Mutex<G>>,
+    pub(crate) gpu: Arc<Mutex<G>>,
     model: Arc<ModelDescription>,
-    weights: Weights<G>,
+    pub(crate) weights: Weights<G>,
     layouts: [Arc<StateLayout>; 2],
-    frequencies: G::Buffer,
+    pub(crate) frequencies: G::Buffer,
     arena: Option<(G::Buffer, usize)>,
     launch_table: Option<(G::Buffer, usize)>,
     sampling: Option<(G::Buffer, usize)>,
-    pipelines: Vec<G::Pipeline>,
+    pub(crate) pipelines: Vec<G::Pipeline>,
     pipeline_indices: HashMap<PipelineKey, usize>,
     recordings: RecordingCache,
     /// The last key that was given.
     keys: u64,
-    options: GpuOptions,
+    pub(crate) chains: Chains,
+    pub(crate) options: GpuOptions,
 }
 
 /// A kernel's name and the bits of its constants.
 type PipelineKey = (&'static str, Vec<(u32, u32)>);
-
-/// Recordings of the plans run lately.
-#[derive(Default)]
-struct RecordingCache(VecDeque<(Weak<Plan>, Kept)>);
-
-/// A recording, its dispatches' pipelines and the key that its submission is kept under.
-#[derive(Clone)]
-struct Kept {
-    recording: Arc<Recording>,
-    /// For each stage, the pipelines of its dispatches.
-    pipelines: Arc<[Vec<usize>]>,
-    key: u64,
-}
-
-impl RecordingCache {
-    const ENTRIES: usize = 16;
-
-    /// The plan's recording. Keys of recordings that are no longer kept go to `forgotten`.
-    fn find(&mut self, plan: &Arc<Plan>, forgotten: &mut Vec<u64>) -> Option<Kept> {
-        self.0.retain(|(known, kept)| {
-            let alive = known.strong_count() > 0;
-            if !alive {
-                forgotten.push(kept.key);
-            }
-            alive
-        });
-        let same = |known: &Weak<Plan>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(plan));
-        let found = self.0.iter().find(|(known, _)| same(known))?;
-        Some(found.1.clone())
-    }
-
-    fn keep(&mut self, plan: &Arc<Plan>, kept: &Kept, forgotten: &mut Vec<u64>) {
-        self.0.push_front((Arc::downgrade(plan), kept.clone()));
-        let more = self.0.len().min(Self::ENTRIES);
-        forgotten.extend(self.0.drain(more..).map(|(_, kept)| kept.key));
-    }
-
-    /// Nothing submitted before may come again: its buffers are gone.
-    fn renew(&mut self, keys: &mut u64, forgotten: &mut Vec<u64>) {
-        for (_, kept) in &mut self.0 {
-            forgotten.push(kept.key);
-            *keys += 1;
-            kept.key = *keys;
-        }
-    }
-}
 
 impl<G: Gpu + 'static> GpuDevice<G> {
     /// Loads the weights of `checkpoint`; `progress` is told the bytes read so far and in all.
@@ -128,6 +84,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             pipeline_indices: HashMap::new(),
             recordings: RecordingCache::default(),
             keys: 0,
+            chains: Chains::default(),
             options,
         })
     }
@@ -154,9 +111,14 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         Ok(self.prepare(plan, 0)?.recording)
     }
 
-    /// Records the plan and makes the pipelines, the arena, the launch table and the `sampling` bytes of sampling
+    /// Waits for what is under way, records the plan and makes the pipelines, the arena, the launch table and the `sampling` bytes of sampling
     /// parameters that it needs, where they are not there from before.
-    fn prepare(&mut self, plan: &Arc<Plan>, sampling: usize) -> Result<Kept, DeviceError> {
+    pub(crate) fn prepare(
+        &mut self,
+        plan: &Arc<Plan>,
+        sampling: usize,
+    ) -> Result<Kept, DeviceError> {
+        self.settle();
         let mut forgotten = Vec::new();
         let shared = self.gpu.clone();
         let mut gpu = lock(&shared);
@@ -187,11 +149,7 @@ impl<G: Gpu + 'static> GpuDevice<G> {
                 recording.placement.arena_bytes.max(4),
                 "working memory",
             ),
-            (
-                &mut self.launch_table,
-                launch::bytes(plan.class.rows),
-                "launch table",
-            ),
+            (&mut self.launch_table, launch::bytes(plan), "launch table"),
         ];
         for (held, bytes, what) in memories {
             if held.as_ref().is_none_or(|(_, size)| *size < bytes) {
@@ -225,45 +183,16 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         }
     }
 
-    /// A dispatch with its pipeline and its memory.
-    fn resolve<'a>(
-        &'a self,
-        recorded: &Recorded,
-        pipeline: usize,
-        reached: &'a [&'a G::Buffer],
-    ) -> Dispatch<'a, G> {
-        let buffer = |region: &Region, written: bool| {
-            let buffer = match region.memory {
-                Memory::Arena => self.arena(),
-                Memory::Launch => self.table(),
-                Memory::Frequencies => &self.frequencies,
-                Memory::Sampling => self.sampling(),
-                Memory::Weight(id) => self.weights.buffer(id),
-            };
-            Argument::Buffer {
-                buffer,
-                offset: region.offset,
-                bytes: region.bytes,
-                written,
-            }
-        };
-        let arguments = recorded.bound.operands.iter().map(|operand| match operand {
-            Operand::None => Argument::None,
-            Operand::Input(input) => buffer(&input.0, false),
-            Operand::Output(output) => buffer(&output.0, true),
-            Operand::Word(word) => Argument::Word(*word),
-        });
-        Dispatch {
-            pipeline: &self.pipelines[pipeline],
-            arguments: arguments.collect(),
-            grid: recorded.grid,
-            threads: recorded.threads,
-            reached: if recorded.reaches_sessions {
-                reached
-            } else {
-                &[]
-            },
-        }
+    pub(crate) fn arena(&self) -> &G::Buffer {
+        &self.arena.as_ref().expect("made before a launch").0
+    }
+
+    pub(crate) fn sampling(&self) -> &G::Buffer {
+        &self.sampling.as_ref().expect("made before a launch").0
+    }
+
+    pub(crate) fn table(&self) -> &G::Buffer {
+        &self.launch_table.as_ref().expect("made before a launch").0
     }
 }
 
@@ -341,7 +270,7 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
             0
         };
         let arena = plan.place(ElementType::bytes).arena_bytes;
-        (arena + launch::bytes(rows) + sampling + logits) as u64
+        (arena + launch::bytes(plan) + sampling + logits) as u64
     }
 
     fn can_sample(&self) -> bool {
@@ -359,185 +288,23 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
     }
 
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
-        self.launch(plan, launch, true, |gpu, ready, observer| {
-            if let Some(observer) = observer {
-                for (stage, steps) in plan.stages.iter().enumerate() {
-                    gpu.submit(None, &[ready.stage(stage)])?;
-                    gpu.wait()?;
-                    for &step in steps {
-                        observer.after_step(step, &|id| ready.read(gpu, id));
-                    }
-                }
-            } else if ready.device.options.switches.routing_through_cpu {
-                ready.run_with_routing_through_cpu(gpu)?;
-            } else {
-                if !gpu.replay(ready.kept.key)? {
-                    gpu.submit(Some(ready.kept.key), &ready.stages())?;
-                }
-                gpu.wait()?;
-            }
-            Ok(Outcome {
-                logits: plan.logits.map_or(Vec::new(), |id| ready.read(gpu, id)),
-                tokens: ready.chosen(gpu),
-            })
-        })
+        self.run(plan, launch)
+    }
+
+    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
+        if self.options.switches.token_through_cpu {
+            return Err("it is switched off");
+        }
+        if self.options.switches.routing_through_cpu {
+            return Err("the CPU waits for the experts of each layer");
+        }
+        Ok(self)
     }
 }
 
-/// A plan bound to memory and sessions, ready to be submitted.
-struct Ready<'a, G: Gpu> {
-    device: &'a GpuDevice<G>,
-    plan: &'a Plan,
-    kept: Kept,
-    reached: Vec<&'a G::Buffer>,
-}
-
-impl<G: Gpu + 'static> Ready<'_, G> {
-    fn stage(&self, stage: usize) -> Stage<'_, G> {
-        let dispatches = self.kept.recording.stages[stage].iter();
-        dispatches
-            .zip(&self.kept.pipelines[stage])
-            .map(|(recorded, &pipeline)| self.device.resolve(recorded, pipeline, &self.reached))
-            .collect()
-    }
-
-    fn stages(&self) -> Vec<Stage<'_, G>> {
-        let stages = (0..self.kept.recording.stages.len()).map(|stage| self.stage(stage));
-        if self.device.options.switches.serial_encoding {
-            return stages.flatten().map(|dispatch| vec![dispatch]).collect();
-        }
-        stages.collect()
-    }
-
-    /// Stops wherever experts were chosen, reads the choice and writes it back.
-    fn run_with_routing_through_cpu(&self, gpu: &mut G) -> Result<(), DeviceError> {
-        for (stage, steps) in self.plan.stages.iter().enumerate() {
-            gpu.submit(None, &[self.stage(stage)])?;
-            for &step in steps {
-                if let Operation::Route { ids, weights, .. } = self.plan.steps[step].operation {
-                    gpu.wait()?;
-                    for id in [ids, weights] {
-                        let mut bytes = vec![0; self.plan.spec(id).bytes()];
-                        let at = self.kept.recording.placement.range(id).start;
-                        gpu.read(self.device.arena(), at, &mut bytes);
-                        gpu.write(self.device.arena(), at, &bytes);
-                    }
-                }
-            }
-        }
-        gpu.wait()
-    }
-
-    fn read(&self, gpu: &G, id: ScratchId) -> Vec<f32> {
-        let spec = self.plan.spec(id);
-        let mut bytes = vec![0; spec.bytes()];
-        gpu.read(
-            self.device.arena(),
-            self.kept.recording.placement.range(id).start,
-            &mut bytes,
-        );
-        decode(&bytes, spec.element)
-    }
-
-    fn chosen(&self, gpu: &G) -> Vec<u32> {
-        if !self.plan.chooses_token() {
-            return Vec::new();
-        }
-        let mut bytes = vec![0; self.plan.class.rows * 4];
-        gpu.read(self.device.table(), launch::CHOSEN, &mut bytes);
-        let words = bytes.chunks_exact(4);
-        words
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect()
-    }
-}
-
-impl<G: Gpu + 'static> GpuDevice<G> {
-    /// Shows the stages that running `plan` would submit, bound and ready, to `look`, which may run them; no session
-    /// moves on. For measuring.
-    pub fn with_stages<T>(
-        &mut self,
-        plan: &Arc<Plan>,
-        launch: Launch<'_>,
-        look: impl FnOnce(&mut G, &[Stage<'_, G>]) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        self.launch(plan, launch, false, |gpu, ready, _| {
-            look(gpu, &ready.stages())
-        })
-    }
-
-    /// Binds a launch, has `body` run it, and moves the sessions on.
-    fn launch<T>(
-        &mut self,
-        plan: &Arc<Plan>,
-        mut launch: Launch<'_>,
-        commit: bool,
-        body: impl FnOnce(&mut G, &Ready<'_, G>, Option<&mut dyn Observer>) -> Result<T, DeviceError>,
-    ) -> Result<T, DeviceError> {
-        let Launch {
-            tokens,
-            preset,
-            token_limit,
-            sampling,
-            ..
-        } = launch;
-        let observer = launch.observer.take();
-        let mut states = launch.states::<GpuState<G>>(plan)?;
-        let rows_each = plan.class.rows / states.len();
-        let parameters = if plan.samples() {
-            sampling::encode(sampling, plan.class.rows)
-        } else {
-            Vec::new()
-        };
-        let kept = self.prepare(plan, parameters.len())?;
-        for state in &mut states {
-            let end = state.position() + rows_each;
-            state.reserve(end)?;
-        }
-        let this = &*self;
-        let mut gpu = lock(&this.gpu);
-        let table = this.table();
-        for (index, state) in states.iter().enumerate() {
-            gpu.write(table, launch::SESSIONS + index * 32, &state.describe(&gpu));
-        }
-        gpu.write(table, launch::LIMIT, &token_limit.to_le_bytes());
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|token| token.to_le_bytes())
-            .collect();
-        gpu.write(table, launch::TOKENS, &bytes);
-        if !parameters.is_empty() {
-            gpu.write(this.sampling(), 0, &parameters);
-        }
-        for (id, values) in preset {
-            let spec = plan.spec(*id);
-            let at = kept.recording.placement.range(*id).start;
-            gpu.write(this.arena(), at, &encode(values, spec.element));
-        }
-        let ready = Ready {
-            device: this,
-            plan,
-            kept,
-            reached: states.iter().flat_map(|state| state.buffers()).collect(),
-        };
-        let result = body(&mut gpu, &ready, observer)?;
-        drop(ready);
-        drop(gpu);
-        if commit {
-            states.iter_mut().for_each(|state| state.commit(rows_each));
-        }
-        Ok(result)
-    }
-
-    fn arena(&self) -> &G::Buffer {
-        &self.arena.as_ref().expect("made before a launch").0
-    }
-
-    fn sampling(&self) -> &G::Buffer {
-        &self.sampling.as_ref().expect("made before a launch").0
-    }
-
-    fn table(&self) -> &G::Buffer {
-        &self.launch_table.as_ref().expect("made before a launch").0
+impl<G: Gpu> Drop for GpuDevice<G> {
+    fn drop(&mut self) {
+        // A run may be under way that nobody collects.
+        lock(&self.gpu).idle();
     }
 }

@@ -71,7 +71,7 @@ pub type Stage<'a, G> = Vec<Dispatch<'a, G>>;
 
 /// A machine that runs kernels. Buffers are zero at first, and aligned to 256 bytes.
 pub trait Gpu: Send {
-    /// Memory; freed when dropped. It is not dropped before the work that uses it has been waited for.
+    /// Memory; freed when dropped. It is not dropped before the work that uses it has ended.
     type Buffer: Send;
     /// A kernel made for given function constants.
     type Pipeline: Send;
@@ -86,7 +86,7 @@ pub trait Gpu: Send {
     fn address(&self, buffer: &Self::Buffer) -> u64;
     /// Copies to a buffer that no unfinished work uses.
     fn write(&self, buffer: &Self::Buffer, offset: usize, bytes: &[u8]);
-    /// Copies from a buffer that no unfinished work writes.
+    /// Copies from a part of a buffer that no unfinished work writes.
     fn read(&self, buffer: &Self::Buffer, offset: usize, bytes: &mut [u8]);
     /// A kernel, ready to run.
     fn pipeline(
@@ -105,4 +105,17 @@ pub trait Gpu: Send {
     fn forget(&mut self, _key: u64) {}
     /// Waits for everything that was sent; an error of any of it is told here.
     fn wait(&mut self) -> Result<(), DeviceError>;
+    /// A mark behind everything that was sent so far.
+    ///
+    /// # Errors
+    /// Where the machine makes none.
+    fn mark(&mut self) -> Result<u64, DeviceError>;
+    /// Waits for what was sent before the mark, and not for what was sent behind it. Where any of that has failed,
+    /// waits for everything, and tells the error.
+    ///
+    /// # Errors
+    /// Of what was sent before the mark; of that behind it too, where the machine does not tell them apart.
+    fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError>;
+    /// Comes back when nothing runs. Errors are told by who waits.
+    fn idle(&mut self);
 }

@@ -4,11 +4,14 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
+mod cache;
 mod device;
 mod gpu;
 pub mod kernels;
 pub mod record;
 pub mod route;
+mod run;
 mod sampling;
 mod state;
 mod switches;

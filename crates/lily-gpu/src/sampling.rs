@@ -10,8 +10,24 @@ const ADJUSTMENT_WORDS: usize = 4;
 const IS_GREEDY: u32 = 1;
 const HAS_SHARE: u32 = 2;
 const HAS_MASK: u32 = 4;
+const HAS_PENALTIES: u32 = 8;
 const HAS_BIAS: u32 = 1;
 const IN_HISTORY: u32 = 2;
+const HISTORY_SHIFT: u32 = 2;
+
+/// Tokens that the device can add to a row's history by itself.
+const FURTHER_TOKENS: usize = 64;
+
+/// Runs that can follow one another by what was written for the first: the device knows penalties by
+/// [`FURTHER_TOKENS`], and no mask but the first.
+pub(crate) fn most_runs(sampling: &[SamplingRow<'_>]) -> usize {
+    let of = |row: &SamplingRow<'_>| match row {
+        row if row.allowed.is_some() => 1,
+        row if row.parameters.has_penalties() => FURTHER_TOKENS,
+        _ => usize::MAX,
+    };
+    sampling.iter().map(of).min().unwrap_or(usize::MAX)
+}
 
 /// Bytes of `rows` rows without changes of single logits and masks.
 pub(crate) fn least_bytes(rows: usize) -> usize {
@@ -30,10 +46,14 @@ pub(crate) fn encode(sampling: &[SamplingRow<'_>], rows: usize) -> Vec<u8> {
                 adjustment.bias.unwrap_or(0.0).to_bits(),
                 adjustment.subtracted.unwrap_or(0.0).to_bits(),
                 adjustment.bias.map_or(0, |_| HAS_BIAS)
-                    | adjustment.subtracted.map_or(0, |_| IN_HISTORY),
+                    | adjustment.subtracted.map_or(0, |_| IN_HISTORY)
+                    | adjustment.count << HISTORY_SHIFT,
             ]);
         }
         let count = (words.len() - adjustments) / ADJUSTMENT_WORDS;
+        if row.parameters.has_penalties() {
+            words.resize(words.len() + FURTHER_TOKENS * ADJUSTMENT_WORDS, 0);
+        }
         let mask = words.len();
         words.extend(row.allowed.unwrap_or(&[]));
         // Changes of logits are read four words at once.
@@ -67,6 +87,7 @@ fn header(row: &SamplingRow<'_>, places: [usize; 3]) -> [u32; ROW_WORDS] {
         (is_greedy, IS_GREEDY),
         (parameters.top_p < 1.0, HAS_SHARE),
         (row.allowed.is_some(), HAS_MASK),
+        (parameters.has_penalties(), HAS_PENALTIES),
     ] {
         flags |= if is_set { flag } else { 0 };
     }
@@ -94,8 +115,8 @@ fn header(row: &SamplingRow<'_>, places: [usize; 3]) -> [u32; ROW_WORDS] {
         adjustments,
         count,
         mask,
-        0,
-        0,
+        parameters.presence_penalty.to_bits(),
+        parameters.frequency_penalty.to_bits(),
         0,
     ]
 }

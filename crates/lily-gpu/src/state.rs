@@ -154,7 +154,11 @@ impl<G: Gpu> GpuState<G> {
 
     /// Takes pages until `positions` fit.
     pub fn reserve(&mut self, positions: usize) -> Result<(), DeviceError> {
-        let machine = lock(&self.gpu);
+        if self.reserved() >= positions {
+            return Ok(());
+        }
+        let mut machine = lock(&self.gpu);
+        machine.idle();
         while self.pages.len() * PAGE < positions {
             let page = machine.allocate(self.layout.page_bytes.max(1), "a page of the KV cache")?;
             let address = machine.address(&page);
@@ -165,13 +169,13 @@ impl<G: Gpu> GpuState<G> {
     }
 
     /// What kernels see of it (kernels/session.h, `Session`).
-    pub fn describe(&self, gpu: &G) -> [u8; 32] {
+    pub fn describe(&self, gpu: &G, is_stopped: bool) -> [u8; 32] {
         let mut bytes = [0; 32];
         let addresses = [
             gpu.address(&self.table),
             gpu.address(&self.copies[self.parity]),
             gpu.address(&self.copies[1 - self.parity]),
-            self.position as u64,
+            self.position as u64 | u64::from(is_stopped) << 32,
         ];
         for (to, address) in bytes.chunks_mut(8).zip(addresses) {
             to.copy_from_slice(&address.to_le_bytes());
@@ -189,6 +193,29 @@ impl<G: Gpu> GpuState<G> {
         self.position += rows;
         self.parity = 1 - self.parity;
         self.undoable = Some(rows);
+    }
+
+    /// Positions that it has pages for.
+    pub fn reserved(&self) -> usize {
+        self.pages.len() * PAGE
+    }
+
+    /// A run is under way that writes the copy before the live one.
+    pub fn keep_going(&mut self) {
+        self.undoable = None;
+    }
+
+    /// The run under way found the session stopped, and has repeated the last step: the copy before the live one is
+    /// what it was.
+    pub fn stay(&mut self) {
+        self.undoable = Some(1);
+    }
+
+    /// The machine, with nothing under way: the copies and pages may be read and written.
+    fn idle(&self) -> MutexGuard<'_, G> {
+        let mut machine = lock(&self.gpu);
+        machine.idle();
+        machine
     }
 
     /// Which buffer a slot's copy lies in, from where, how many elements of which type.
@@ -277,6 +304,13 @@ pub(crate) fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
+impl<G: Gpu> Drop for GpuState<G> {
+    fn drop(&mut self) {
+        // A run may be under way that nobody collects.
+        drop(self.idle());
+    }
+}
+
 impl<G: Gpu + 'static> SessionState for GpuState<G> {
     fn position(&self) -> usize {
         self.position
@@ -300,7 +334,7 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
     }
 
     fn read(&self, slot: StateSlot) -> Vec<f32> {
-        let machine = lock(&self.gpu);
+        let machine = self.idle();
         if let Some((buffer, offset, elements, element)) = self.delta_place(slot) {
             let mut bytes = vec![0; elements * element.bytes()];
             machine.read(buffer, offset, &mut bytes);
@@ -317,7 +351,7 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
     }
 
     fn write(&mut self, slot: StateSlot, values: &[f32]) -> Result<(), DeviceError> {
-        let machine = lock(&self.gpu);
+        let machine = self.idle();
         let refuse = |expected: usize| {
             DeviceError::Launch(format!(
                 "{} values for {slot:?}, which has {expected}",
@@ -364,7 +398,7 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
 
     fn reset(&mut self) {
         let zeros = vec![0; self.layout.copy_bytes];
-        lock(&self.gpu).write(&self.copies[0], 0, &zeros);
+        self.idle().write(&self.copies[0], 0, &zeros);
         self.position = 0;
         self.parity = 0;
         self.undoable = None;

@@ -13,6 +13,8 @@ pub struct Switches {
     /// After each choice of experts the device stops, and the CPU reads the choice and writes it back: what engines pay
     /// whose CPU launches the experts' products.
     pub routing_through_cpu: bool,
+    /// A decoded token goes through the CPU before the next step is sent off.
+    pub token_through_cpu: bool,
     /// Gated DeltaNet takes runs of 32 rows and more by chunks on simdgroup matrices, instead of row by row. Its results
     /// differ from the scan's in the last bits.
     pub chunked_scan: bool,
@@ -40,6 +42,7 @@ impl Switches {
         coalesced_cache: true,
         serial_encoding: false,
         routing_through_cpu: false,
+        token_through_cpu: false,
         chunked_scan: false,
         blockwise_scan: false,
         small_tiles: false,
@@ -66,6 +69,11 @@ impl Switches {
             name: "resident-routing",
             what: "the CPU does not wait for the experts that were chosen",
             turn_off: |switches| switches.routing_through_cpu = true,
+        },
+        Switch {
+            name: "run-ahead",
+            what: "a decode step is sent off before the CPU has seen the token it begins with",
+            turn_off: |switches| switches.token_through_cpu = true,
         },
         Switch {
             name: "register-scan",

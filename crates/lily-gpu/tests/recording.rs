@@ -1,6 +1,7 @@
 //! The real model's plans as they are encoded, from its `config.json` alone.
 
 use lily_checkpoint::DeclaredModel;
+use lily_gpu::kernels::{Memory, Operand};
 use lily_gpu::record::{Recording, record};
 use lily_gpu::{GpuDescription, MatrixUnits, StateLayout, Switches};
 use lily_plan::{ModelDescription, Phase, Plan, PlanClass, PlanOutput, Precision};
@@ -52,6 +53,31 @@ fn a_decoded_token_is_at_most_340_dispatches() {
         assert_eq!(recording.dispatches(), plan.steps.len());
         assert_eq!(recording.stages.len(), plan.stages.len());
         assert!(recording.dispatches() <= 340, "{}", recording.dispatches());
+    }
+}
+
+/// It binds the run behind: nothing else may still read what this one was bound to.
+#[test]
+fn the_choice_of_the_token_comes_last_and_alone() {
+    for context in [4_096, 262_144] {
+        let (_, recording) = recorded(Phase::Decode, 1, context);
+        let last: Vec<&str> = recording
+            .stages
+            .last()
+            .unwrap()
+            .iter()
+            .map(|kept| kept.bound.name)
+            .collect();
+        assert_eq!(last, ["arg_max"]);
+        let others = &recording.stages[..recording.stages.len() - 1];
+        for kept in others.iter().flatten() {
+            let writes = |operand: &Operand| matches!(operand, Operand::Output(output) if output.0.memory == Memory::Launch);
+            assert!(
+                !kept.bound.operands.iter().any(writes),
+                "{}",
+                kept.bound.name
+            );
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use objc2_metal::{
     MTLBuffer, MTLCommandBuffer, MTLCommandBufferStatus, MTLCommandQueue,
     MTLCreateSystemDefaultDevice, MTLDevice, MTLFence,
 };
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -46,7 +47,9 @@ pub struct Metal {
     options: MetalOptions,
     capture: Capture,
     /// In the order in which they run.
-    sent: Vec<Sent>,
+    sent: VecDeque<Sent>,
+    /// Command buffers that were waited for.
+    ended: u64,
     timings: Timings,
 }
 
@@ -117,7 +120,8 @@ pub fn open(options: MetalOptions) -> Result<Metal, DeviceError> {
                 reason: String::new(),
             },
             capture: Capture::default(),
-            sent: Vec::new(),
+            sent: VecDeque::new(),
+            ended: 0,
             timings: Timings::default(),
             device,
             queue,
@@ -172,7 +176,7 @@ impl Metal {
     }
 
     /// What went wrong with a command buffer that has ended.
-    fn fault(&self, sent: &Sent, position: usize, count: usize) -> Option<DeviceError> {
+    fn fault(&self, sent: &Sent) -> Option<DeviceError> {
         if sent.buffer.status() != MTLCommandBufferStatus::Error {
             return None;
         }
@@ -181,7 +185,7 @@ impl Metal {
             None => (0, "no reason".to_string()),
         };
         let fault = Fault {
-            label: &format!("command buffer {position} of {count} ({})", sent.label),
+            label: &format!("command buffer {} ({})", self.ended, sent.label),
             code,
             text: &text,
             allocated: self.device.currentAllocatedSize() as u64,
@@ -263,7 +267,7 @@ impl Gpu for Metal {
                 };
                 let follows = !self.sent.is_empty();
                 let sent = encoding.send(stages, self.label(stages), follows)?;
-                self.sent.push(sent);
+                self.sent.push_back(sent);
             }
             Ok(())
         });
@@ -275,19 +279,39 @@ impl Gpu for Metal {
     }
 
     fn wait(&mut self) -> Result<(), DeviceError> {
+        self.wait_for(u64::MAX)
+    }
+
+    fn mark(&mut self) -> Result<u64, DeviceError> {
+        Ok(self.ended + self.sent.len() as u64)
+    }
+
+    fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError> {
         autoreleasepool(|_| {
-            let all = std::mem::take(&mut self.sent);
             let mut first = None;
-            for (index, sent) in all.iter().enumerate() {
+            // What comes behind an error fails too, and says less.
+            while (self.ended < mark || first.is_some())
+                && let Some(sent) = self.sent.pop_front()
+            {
                 sent.buffer.waitUntilCompleted();
+                self.ended += 1;
                 let (begin, end) = (sent.buffer.GPUStartTime(), sent.buffer.GPUEndTime());
                 self.timings.add(&sent.label, begin, end);
-                // What comes behind an error fails too, and says less.
-                first = first.or_else(|| self.fault(sent, index + 1, all.len()));
+                first = first.or_else(|| self.fault(&sent));
             }
             self.capture.stop();
-            self.memory.end_work();
+            if self.sent.is_empty() {
+                self.memory.end_work();
+            }
             first.map_or(Ok(()), Err)
         })
+    }
+
+    fn idle(&mut self) {
+        autoreleasepool(|_| {
+            if let Some(last) = self.sent.back() {
+                last.buffer.waitUntilCompleted();
+            }
+        });
     }
 }

@@ -6,7 +6,9 @@ use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
 use lily_gpu::{GpuDevice, GpuOptions, Switches};
 use lily_metal::{Metal, MetalOptions, open};
-use lily_plan::{Device, Phase, Plan, PlanClass, PlanOutput, Precision, route};
+use lily_plan::{
+    Device, Phase, Plan, PlanClass, PlanOutput, Precision, StateCopy, StateSlot, route,
+};
 use lily_testing::{Runner, arg_max, distance, fixture, golden_prompts, read_tensors, repository};
 use std::path::Path;
 use std::sync::Arc;
@@ -74,6 +76,33 @@ fn in_f32_the_recorded_numbers_are_matched() {
             let (greedy, _) = runner.greedy(chosen[length - 1], prompt.greedy.len());
             assert_eq!(greedy, prompt.greedy, "{what}: greedy");
         }
+    }
+}
+
+/// Runs sent off before the tokens of the ones before were seen, while those run: the tokens and the state that runs
+/// leave which wait for one another. Over a page of the cache, and twice, because what goes wrong here does so by
+/// chance.
+#[test]
+fn runs_ahead_leave_what_single_runs_leave() {
+    let directory = repository("models/lily-tiny");
+    let prompt: Vec<u32> = (0..200).map(|i| i * 37 % 4_000).collect();
+    let mut runner = runner(&directory, Precision::Bf16, MetalOptions::default());
+    let mut answer = |ahead: bool| {
+        runner.session.reset();
+        runner.prefill(&prompt, 64);
+        let tokens = if ahead {
+            runner.greedy_ahead(7, 120)
+        } else {
+            runner.greedy(7, 120).0
+        };
+        let state = runner
+            .session
+            .read(StateSlot::RecurrentState(0, StateCopy::Live));
+        (tokens, runner.session.position(), state)
+    };
+    let expected = answer(false);
+    for _ in 0..2 {
+        assert!(answer(true) == expected);
     }
 }
 

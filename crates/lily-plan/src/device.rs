@@ -1,6 +1,7 @@
 //! What a device offers: it executes plans over session states. The engine knows devices only by these
 //! traits.
 
+use crate::ahead::RunAhead;
 use crate::operand::{ScratchId, StateSlot};
 use crate::plan::{Phase, Plan};
 use lily_sampling::SamplingRow;
@@ -173,9 +174,7 @@ impl Launch<'_> {
         let rows_each = class.rows / wanted;
         let mut states = Vec::with_capacity(wanted);
         for session in self.sessions.iter_mut() {
-            let Some(state) = session.as_any_mut().downcast_mut::<S>() else {
-                return refuse("a session of another device".into());
-            };
+            let state = own_state::<S>(*session)?;
             if state.precision() != class.precision {
                 let precision = state.precision();
                 return refuse(format!(
@@ -235,6 +234,17 @@ impl Launch<'_> {
     }
 }
 
+/// The session's state as the type that its device gave it.
+///
+/// # Errors
+/// [`DeviceError::Launch`] for a session of another device.
+pub fn own_state<S: SessionState + 'static>(
+    session: &mut dyn SessionState,
+) -> Result<&mut S, DeviceError> {
+    let state = session.as_any_mut().downcast_mut::<S>();
+    state.ok_or_else(|| DeviceError::Launch("a session of another device".into()))
+}
+
 /// What a run leaves behind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
@@ -265,6 +275,8 @@ pub trait Device: Send {
     ) -> Result<Box<dyn SessionState>, DeviceError>;
     /// Runs `plan`; on success each session has moved on by its rows. On error no session has changed.
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError>;
+    /// Decode by chains of runs, where the device has that; why not, where it does not.
+    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str>;
 }
 
 #[cfg(test)]

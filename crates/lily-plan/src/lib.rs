@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod ahead;
 mod boundary;
 mod builder;
 mod cost;
@@ -24,12 +25,14 @@ pub mod switches;
 pub mod units;
 
 pub use access::Access;
+pub use ahead::{Chain, ChainReference, RunAhead, STOPPED};
 pub use boundary::{BoundaryKind, boundaries};
 pub use builder::PlanBuilder;
 pub use cost::{Machine, MemoryPlan, PRICE_BASIS, Price};
 pub use count::{Assumptions, Routing, Totals, Work};
 pub use device::{
     Device, DeviceDescription, DeviceError, Launch, Observer, Outcome, SessionBytes, SessionState,
+    own_state,
 };
 pub use lily_sampling::{NO_TOKEN, SamplingRow};
 pub use model::ModelDescription;

@@ -293,7 +293,9 @@ pub enum Operation {
         /// [1, H].
         output: ScratchId,
     },
-    /// The id of the largest logit among those that have a token (the lower id wins a tie).
+    /// The id of the largest logit among those that have a token (the lower id wins a tie): what
+    /// [`Sample`](Self::Sample) chooses at temperature 0 from logits that nothing changes. Rows that it refuses have
+    /// [`NO_TOKEN`](lily_sampling::NO_TOKEN) here too.
     ArgMax {
         /// [R, V].
         logits: ScratchId,

@@ -2,7 +2,7 @@
 
 use crate::expand::ScratchTable;
 use crate::model::ModelDescription;
-use crate::operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec, StateSlot};
+use crate::operand::{ElementType, Precision, Resource, ScratchId, ScratchSpec};
 use crate::operation::{Operation, WeightArithmetic};
 use crate::placement::Placement;
 use crate::stages;
@@ -28,9 +28,9 @@ pub enum PlanOutput {
     LastLogits,
     /// The logits of every row.
     AllLogits,
-    /// The most probable token, chosen on the device; the logits too.
+    /// The most probable token of each row, chosen on the device; the logits stay there.
     Token,
-    /// The token that each row's sampling parameters choose, on the device, and nothing else: the logits stay there.
+    /// The token that each row's sampling parameters choose, on the device; the logits stay there.
     Sampled,
 }
 
@@ -284,11 +284,16 @@ impl Plan {
 
     /// Whether the plan chooses the next token itself.
     pub fn chooses_token(&self) -> bool {
-        self.steps.iter().any(|step| {
-            step.operation
-                .access()
-                .writes
-                .contains(&Resource::State(StateSlot::NextToken))
-        })
+        self.chosen_rows() > 0
+    }
+
+    /// For how many rows it does.
+    pub fn chosen_rows(&self) -> usize {
+        let mut steps = self.steps.iter();
+        let logits = steps.find_map(|step| match step.operation {
+            Operation::ArgMax { logits } | Operation::Sample { logits, .. } => Some(logits),
+            _ => None,
+        });
+        logits.map_or(0, |logits| self.spec(logits).rows)
     }
 }

@@ -333,7 +333,10 @@ impl Recorder {
             arithmetic,
         });
         match self.builder.class.output {
-            PlanOutput::Token => self.push(Operation::ArgMax { logits }),
+            PlanOutput::Token => {
+                self.push(Operation::ArgMax { logits });
+                return None;
+            }
             PlanOutput::Sampled => {
                 let adjusted = self.float("adjusted", rows, config.vocab_size);
                 self.push(Operation::Sample { logits, adjusted });

@@ -75,7 +75,10 @@ fn scratch_is_written_once_and_before_it_is_read() {
                 }
             }
         }
-        let wants_logits = plan.class.output != PlanOutput::State;
+        let wants_logits = matches!(
+            plan.class.output,
+            PlanOutput::LastLogits | PlanOutput::AllLogits
+        );
         assert_eq!(plan.logits.is_some(), wants_logits);
         if let Some(logits) = plan.logits {
             assert!(written.contains(&logits));

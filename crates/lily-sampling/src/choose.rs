@@ -57,6 +57,8 @@ pub struct Adjustment {
     /// Where the token is in the history: what presence and frequency penalties subtract, once the repetition penalty
     /// has divided (a positive logit) or multiplied (any other).
     pub subtracted: Option<f32>,
+    /// How often the answer has the token, as far as penalties know.
+    pub count: u32,
 }
 
 impl Adjustment {
@@ -88,7 +90,7 @@ impl SamplingRow<'_> {
             ref logit_bias,
             ..
         } = *self.parameters;
-        let history = if has_penalties(self.parameters) {
+        let history = if self.parameters.has_penalties() {
             self.history
         } else {
             &[]
@@ -110,6 +112,7 @@ impl SamplingRow<'_> {
                 } else {
                     0.0
                 }),
+                count,
             });
         }
         let rest = bias.iter().zip(&is_taken).filter(|(_, taken)| !**taken);
@@ -117,16 +120,10 @@ impl SamplingRow<'_> {
             token,
             bias: Some(bias),
             subtracted: None,
+            count: 0,
         }));
         adjustments.into_iter()
     }
-}
-
-/// Whether a history changes anything.
-pub(crate) fn has_penalties(parameters: &SamplingParameters) -> bool {
-    parameters.repetition_penalty != 1.0
-        || parameters.presence_penalty != 0.0
-        || parameters.frequency_penalty != 0.0
 }
 
 /// Chooses tokens; keeps its memory from one to the next, and nothing else.

@@ -57,6 +57,14 @@ impl Default for SamplingParameters {
 }
 
 impl SamplingParameters {
+    /// Whether the tokens of prompt or answer change logits.
+    #[must_use]
+    pub fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+
     /// Checks every parameter against its range. The error names the parameter, its value and the range.
     ///
     /// # Errors

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use crate::candidates::Scale;
-use crate::choose::has_penalties;
 use crate::{Chooser, SamplingError, SamplingParameters, SamplingRow};
 
 /// The outcome of one step.
@@ -100,7 +99,7 @@ impl Sampler {
     /// Records a token of the answer, and moves on to the next random number.
     pub fn accept(&mut self, token: u32) {
         self.step += 1;
-        if has_penalties(&self.parameters) {
+        if self.parameters.has_penalties() {
             *self.entry(token) += 1;
         }
     }

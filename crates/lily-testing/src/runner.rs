@@ -1,5 +1,6 @@
 //! A plain way to run a model: one session on any device.
 
+use crate::fixtures::arg_max;
 use lily_plan::{
     Device, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass, PlanOutput, Precision,
     SessionState, route,
@@ -82,7 +83,7 @@ impl<D: Device> Runner<D> {
 
     /// Decodes the given tokens one by one; the logits after each.
     pub fn feed(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let plan = self.plan(Phase::Decode, 1, PlanOutput::Token);
+        let plan = self.plan(Phase::Decode, 1, PlanOutput::AllLogits);
         tokens
             .iter()
             .flat_map(|&token| self.run(&plan, &[token]).logits)
@@ -94,12 +95,40 @@ impl<D: Device> Runner<D> {
     pub fn greedy(&mut self, first: u32, count: usize) -> (Vec<u32>, Vec<f32>) {
         let plan = self.plan(Phase::Decode, 1, PlanOutput::Token);
         let mut tokens = vec![first];
-        let mut logits = Vec::new();
-        while tokens.len() < count {
-            let outcome = self.run(&plan, &tokens[tokens.len() - 1..]);
-            tokens.push(outcome.tokens[0]);
-            logits = outcome.logits;
+        while tokens.len() + 1 < count {
+            tokens.extend(self.run(&plan, &tokens[tokens.len() - 1..]).tokens);
         }
+        let logits = self.feed(&tokens[tokens.len() - 1..]);
+        tokens.push(arg_max(&logits));
         (tokens, logits)
+    }
+
+    /// [`greedy`](Self::greedy) with each run sent off before the token of the one before it was seen.
+    pub fn greedy_ahead(&mut self, first: u32, count: usize) -> Vec<u32> {
+        let plan = self.plan(Phase::Decode, 1, PlanOutput::Token);
+        let ahead = self.device.run_ahead().expect("a device that runs ahead");
+        let mut tokens = vec![first];
+        while tokens.len() < count {
+            let launch = Launch {
+                tokens: &tokens[tokens.len() - 1..],
+                sessions: &mut [self.session.as_mut()],
+                preset: &[],
+                token_limit: u32::MAX,
+                sampling: &[],
+                observer: None,
+            };
+            let chain = ahead.begin(&plan, launch, &[]).expect("a run");
+            let sessions = &mut [self.session.as_mut()];
+            let mut underway = 1;
+            while underway > 0 {
+                let goes_on = tokens.len() + underway < count;
+                if goes_on && ahead.follow(&chain, sessions).expect("another") {
+                    underway += 1;
+                }
+                tokens.extend(ahead.collect(&chain, sessions).expect("the plan runs"));
+                underway -= 1;
+            }
+        }
+        tokens
     }
 }

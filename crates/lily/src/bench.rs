@@ -6,8 +6,8 @@ use crate::failure::Failure;
 use crate::format::{counted, pairs, rate, table};
 use crate::model::{ModelName, Opened, on, open};
 use crate::status::Status;
-use lily_engine::{DeviceDescription, Engine, PlanOutput, Session};
-use lily_plan::Assumptions;
+use lily_engine::{Decode, DeviceDescription, Engine, PlanOutput, Session};
+use lily_plan::{Assumptions, NO_TOKEN, Outcome, SamplingRow};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
@@ -41,6 +41,8 @@ struct Report {
     precision: String,
     prefill_chunk: usize,
     repetitions: usize,
+    /// How decode steps were sent off.
+    decode: String,
     /// What is not measured, and how cases are ordered.
     method: String,
     cases: Vec<CaseReport>,
@@ -219,15 +221,29 @@ fn run_once(
         }
         Kind::Decode => {
             let mut token = tokens[case.context];
-            for _ in 0..case.tokens {
-                let outcome = engine.decode(&mut session, token, PlanOutput::Token)?;
-                token = outcome.tokens.first().copied().unwrap_or(token);
+            for step in 1..=case.tokens {
+                let decode = Decode {
+                    output: PlanOutput::Token,
+                    sampling: SamplingRow::default(),
+                    stops: &[],
+                    goes_on: step < case.tokens,
+                };
+                let outcome = engine.decode_next(&mut session, token, &decode)?;
+                token = chosen(&outcome)?;
             }
         }
     }
     let duration = start.elapsed().as_secs_f64();
     progress.add(case.tokens);
     Ok(duration)
+}
+
+/// Weights that make no finite logits have no speed to be told.
+fn chosen(outcome: &Outcome) -> Result<u32, Failure> {
+    let token = outcome.tokens.first().copied();
+    token
+        .filter(|&token| token != NO_TOKEN)
+        .ok_or_else(|| Failure::request("the model's logits are no numbers: nothing was measured"))
 }
 
 fn prefill(
@@ -296,6 +312,7 @@ fn report(
         precision: opened.engine.options().precision.to_string(),
         prefill_chunk: chunk,
         repetitions: arguments.repetitions,
+        decode: opened.engine.pace(PlanOutput::Token).to_string(),
         method: METHOD.join(" "),
         cases,
     }
@@ -308,6 +325,7 @@ impl Report {
             ("device", on(&self.device)),
             ("precision", self.precision.clone()),
             ("chunk", counted(self.prefill_chunk, "token")),
+            ("decode", self.decode.clone()),
             (
                 "measured",
                 format!("{} each:", counted(self.repetitions, "time")),

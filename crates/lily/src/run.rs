@@ -10,7 +10,7 @@ use crate::prompt;
 use crate::status::Status;
 use lily_engine::{
     CancelFlag, DeviceDescription, FinishReason, Generation, GenerationRequest, Progress,
-    SamplingParameters, TextModel, Timings, TokenChoice,
+    SamplingParameters, TextModel, Timings,
 };
 use serde::Serialize;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -68,7 +68,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     };
     let mut answer = Answer::new(&prompt, !arguments.output.json, shows_reasoning);
     if arguments.output.verbose {
-        introduce(&mut console, &opened, &sampling, generation.choice());
+        introduce(&mut console, &opened, &sampling, &generation);
     }
 
     console.status().begin("reading the prompt");
@@ -194,7 +194,7 @@ fn introduce(
     console: &mut Console,
     opened: &Opened,
     sampling: &SamplingParameters,
-    choice: TokenChoice,
+    generation: &Generation,
 ) {
     let device = opened.engine.device();
     let precision = opened.engine.options().precision;
@@ -204,7 +204,8 @@ fn introduce(
         "lily: sampling {}",
         describe_sampling(sampling).join(", ")
     ));
-    console.note(&format!("lily: tokens chosen {choice}"));
+    console.note(&format!("lily: tokens chosen {}", generation.choice()));
+    console.note(&format!("lily: decode {}", generation.pace()));
 }
 
 /// What the parameters do, without those that do nothing.
@@ -247,6 +248,8 @@ struct Report<'a> {
     device: DeviceDescription,
     precision: String,
     sampling: SamplingReport,
+    /// How decode steps were sent off.
+    decode: String,
     seed: u64,
     prompt_tokens: usize,
     cached_tokens: usize,
@@ -347,6 +350,7 @@ impl<'a> Report<'a> {
                 logit_bias: sampling.logit_bias.clone(),
                 chosen: generation.choice().to_string(),
             },
+            decode: generation.pace().to_string(),
             seed: sampling.seed,
             prompt_tokens: generation.prompt_tokens(),
             cached_tokens: timings.cached_tokens,

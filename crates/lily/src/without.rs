@@ -1,8 +1,8 @@
 //! A device that says which mechanisms were turned off: figures made without one are never shown as those with it.
 
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, Launch, Outcome, Plan, Precision, SessionBytes,
-    SessionState,
+    Device, DeviceDescription, DeviceError, Launch, Outcome, Plan, Precision, RunAhead,
+    SessionBytes, SessionState,
 };
 use std::sync::Arc;
 
@@ -45,6 +45,9 @@ impl Device for Without {
         self.device.new_session(precision, capacity)
     }
 
+    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
+        self.device.run_ahead()
+    }
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
         self.device.execute(plan, launch)
     }

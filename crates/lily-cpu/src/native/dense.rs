@@ -227,28 +227,6 @@ impl<'a> Native<'a> {
             });
         })
     }
-
-    pub fn arg_max(self, logits: ScratchId) -> Work<'a> {
-        let columns = self.context.columns(logits);
-        let values = self.context.read(logits);
-        Work::new(1, move |_| {
-            let limit = columns.min(self.context.token_limit as usize);
-            let tokens = values
-                .chunks(columns)
-                .map(|row| {
-                    let mut best = 0;
-                    for (token, &logit) in row[..limit].iter().enumerate() {
-                        if logit > row[best] {
-                            best = token;
-                        }
-                    }
-                    best as u32
-                })
-                .collect();
-            // SAFETY: the only item of the step that writes the token slot.
-            unsafe { self.context.next_tokens.set(tokens) };
-        })
-    }
 }
 
 /// Stores `[rows, count]` products in columns `first ..` of an output `outputs` wide.

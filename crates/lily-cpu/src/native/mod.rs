@@ -14,7 +14,7 @@ pub use kernels::InstructionSet;
 pub(crate) use work::Work;
 
 use crate::context::Context;
-use crate::sample::sample;
+use crate::sample::{arg_max, sample};
 use lily_checkpoint::WeightId;
 use lily_plan::{Operation, ScratchId};
 
@@ -60,7 +60,7 @@ impl<'a> Native<'a> {
                 let first = rows.len() - self.context.columns(input);
                 self.elementwise(output, move |i| rows[first + i])
             }
-            Operation::ArgMax { logits } => self.arg_max(logits),
+            Operation::ArgMax { logits } => Work::new(1, move |_| arg_max(self.context, logits)),
             Operation::Sample { logits, .. } => Work::new(1, move |_| sample(self.context, logits)),
             Operation::Projections {
                 input,

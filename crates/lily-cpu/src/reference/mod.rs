@@ -12,7 +12,7 @@ pub(crate) use magnitude::product_magnitudes;
 
 use crate::arena::{Arena, ELEMENT_BYTES};
 use crate::context::{Context, round_to};
-use crate::sample::sample;
+use crate::sample::{arg_max, sample};
 use lily_plan::{Operation, ScratchId, WeightArithmetic};
 
 /// Runs one step of the context's plan, as the sequence it stands for.
@@ -281,25 +281,6 @@ fn dequantise(context: &Context<'_>, weight: lily_checkpoint::WeightId, output: 
         row.iter().map(|&value| f64::from(value)).collect()
     });
     store_rows(context, output, rows);
-}
-
-fn arg_max(context: &Context<'_>, logits: ScratchId) {
-    let columns = context.columns(logits);
-    let tokens = context
-        .read(logits)
-        .chunks(columns)
-        .map(|row| {
-            let mut best = 0;
-            for token in 1..columns.min(context.token_limit as usize) {
-                if row[token] > row[best] {
-                    best = token;
-                }
-            }
-            best as u32
-        })
-        .collect();
-    // SAFETY: this step writes the token slot, on one thread.
-    unsafe { context.next_tokens.set(tokens) };
 }
 
 /// A weight matrix with its rounding.

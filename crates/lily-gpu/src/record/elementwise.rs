@@ -2,8 +2,8 @@
 
 use super::{Recorder, launch};
 use crate::kernels::{
-    ArgMax, Combine, Dequantise, Embed, GatedActivation, GroupExperts, Input, Output, ResidualAdd,
-    RmsNorm, Route, SelectRow,
+    ArgMax, Combine, Dequantise, Embed, GatedActivation, GroupExperts, Input, ResidualAdd, RmsNorm,
+    Route, SelectRow,
 };
 use lily_checkpoint::WeightId;
 use lily_plan::{DeviceError, ScratchId};
@@ -176,8 +176,10 @@ impl Recorder<'_> {
         let kernel = ArgMax {
             vocabulary: self.columns(logits) as u32,
             logits: self.input(logits),
-            tokens: Output(self.launch(launch::CHOSEN, rows * 4)),
-            limit: Input(self.launch(launch::LIMIT, 4)),
+            sequence: self.is_sequence(),
+            table: self.table(),
+            tokens: self.next_tokens(),
+            chosen: self.chosen(),
         };
         self.dispatch(kernel, [rows, 1, 1], 1024);
     }

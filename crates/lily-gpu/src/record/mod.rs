@@ -5,6 +5,7 @@ mod delta;
 mod dense;
 mod elementwise;
 mod experts;
+pub mod launch;
 mod sampling;
 
 use crate::gpu::{GpuDescription, MatrixUnits};
@@ -46,25 +47,6 @@ impl Recording {
     /// Dispatches in all.
     pub fn dispatches(&self) -> usize {
         self.stages.iter().map(Vec::len).sum()
-    }
-}
-
-/// Where the parts of the launch buffer begin: sessions, the limit of ids, chosen tokens, the run's tokens.
-pub mod launch {
-    /// Sessions, 32 bytes each.
-    pub const SESSIONS: usize = 0;
-    /// Most sessions of a run.
-    pub const MOST_SESSIONS: usize = 8;
-    /// The first id that has no token.
-    pub const LIMIT: usize = 256;
-    /// Chosen tokens.
-    pub const CHOSEN: usize = 512;
-    /// The run's tokens.
-    pub const TOKENS: usize = 768;
-
-    /// Bytes for a run of `rows` rows.
-    pub fn bytes(rows: usize) -> usize {
-        TOKENS + rows * 4
     }
 }
 
@@ -362,7 +344,25 @@ impl Recorder<'_> {
     }
 
     fn sessions(&self) -> Input {
-        Input(self.launch(launch::SESSIONS, launch::MOST_SESSIONS * 32))
+        Input(self.launch(
+            launch::SESSIONS,
+            launch::MOST_SESSIONS * launch::SESSION_BYTES,
+        ))
+    }
+
+    /// Sessions and all else that a row's turn changes.
+    fn table(&self) -> Output {
+        Output(self.launch(0, launch::TOKENS))
+    }
+
+    /// The tokens of the run behind this one: in the place of this run's.
+    fn next_tokens(&self) -> Output {
+        Output(self.launch(launch::TOKENS, self.rows() * 4))
+    }
+
+    fn chosen(&self) -> Output {
+        let (rows, chosen) = (self.rows(), self.plan.chosen_rows());
+        Output(self.launch(launch::chosen(rows, 0), launch::chosen_bytes(chosen)))
     }
 
     fn frequencies(&self) -> Input {

@@ -1,7 +1,7 @@
 //! Choosing tokens: kernels/sampling.metal.
 
-use super::{Recorder, launch};
-use crate::kernels::{Input, Memory, Output, Region, Sample};
+use super::Recorder;
+use crate::kernels::{Memory, Output, Region, Sample};
 use lily_plan::{DeviceError, ScratchId};
 
 /// Most tokens of a vocabulary that is sampled from: so many weights sum to 64 bits.
@@ -22,13 +22,15 @@ impl Recorder<'_> {
             vocabulary: vocabulary as u32,
             logits: self.input(logits),
             adjusted: self.output(adjusted),
-            tokens: Output(self.launch(launch::CHOSEN, rows * 4)),
-            sampling: Input(Region {
+            sequence: self.is_sequence(),
+            sampling: Output(Region {
                 memory: Memory::Sampling,
                 offset: 0,
                 bytes: usize::MAX,
             }),
-            limit: Input(self.launch(launch::LIMIT, 4)),
+            table: self.table(),
+            tokens: self.next_tokens(),
+            chosen: self.chosen(),
         };
         self.dispatch(kernel, [rows, 1, 1], 1024);
         Ok(())

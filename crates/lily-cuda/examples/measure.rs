@@ -1,8 +1,9 @@
 //! Checks and times the kernels on an NVIDIA GPU, in one go:
 //!
-//! `cargo run --release -p lily-cuda --example measure -- [quick] [check] [speed] [steps]`
+//! `cargo run --release -p lily-cuda --example measure -- [quick] [presets] [check] [speed] [steps]`
 //!
 //! - `quick`: the goldens, and every step of fused plans of small models against the reference;
+//! - `presets`: whether what the host writes is there when kernels run;
 //! - `check`: every step of small models against the reference, and the recorded goldens;
 //! - `speed`: decode and prefill of a model of the real shapes with random weights (19.5 GB in TMPDIR);
 //! - `steps`: each kind of step of that model alone, with the bandwidth it reaches.
@@ -12,7 +13,8 @@ use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
 use lily_cuda::{Cuda, CudaOptions};
 use lily_gpu::{GpuDevice, GpuOptions};
 use lily_plan::{
-    Assumptions, Device, Launch, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState,
+    Assumptions, Device, ElementType, Launch, Observer, Operation, Phase, Plan, PlanBuilder,
+    PlanClass, PlanOutput, Precision, ScratchId, SessionState,
 };
 use lily_sampling::{SamplingParameters, SamplingRow};
 use lily_testing::{
@@ -29,6 +31,9 @@ fn main() {
     let gpu = Cuda::open(CudaOptions::default()).expect("a GPU");
     println!("{:?}", lily_gpu::Gpu::describe(&gpu));
     drop(gpu);
+    if wants("presets") {
+        presets_arrive();
+    }
     if wants("check") || wants("quick") {
         check(!wants("check"));
     }
@@ -55,6 +60,19 @@ fn check(quick: bool) {
         goldens(&mut runner);
     }
     println!("goldens: {:.1} s", started.elapsed().as_secs_f64());
+    let mut runner = {
+        let device = device(&oracle);
+        let model = device.model().clone();
+        Runner::new(device, model, Precision::Bf16)
+    };
+    runner.prefill(&(0..200).collect::<Vec<u32>>(), 64);
+    let (expected, _) = runner.greedy(7, 600);
+    for _ in 0..3 {
+        runner.session.reset();
+        runner.prefill(&(0..200).collect::<Vec<u32>>(), 64);
+        assert!(runner.greedy_ahead(7, 600) == expected, "runs ahead");
+    }
+    println!("600 tokens ahead: the same as one by one");
     // The real layers' dimensions, with fewer experts and a small vocabulary: the reference is slow.
     let real = Synthetic::small(json!({
         "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
@@ -83,6 +101,57 @@ fn check(quick: bool) {
             }
         }
     }
+}
+
+struct Nobody;
+
+impl Observer for Nobody {
+    fn after_step(&mut self, _: usize, _: &dyn Fn(ScratchId) -> Vec<f32>) {}
+}
+
+/// What the host writes is there when work behind it runs, also where its memory was made a moment before: sums of two
+/// presets, each longer than the last. With an observer the kernel is launched at once.
+fn presets_arrive() {
+    const ROUNDS: usize = 500;
+    let mut device = device(&Synthetic::small(json!({})).open());
+    let columns = device.model().config.hidden_size;
+    let mut session = device.new_session(Precision::F32, 4_096).expect("room");
+    let mut wrong = 0;
+    for rows in 1..=ROUNDS {
+        let class = PlanClass {
+            phase: Phase::Prefill,
+            precision: Precision::F32,
+            rows,
+            context: 4_096,
+            output: PlanOutput::AllLogits,
+        };
+        let mut builder = PlanBuilder::new(device.model(), class);
+        let mut value = |name| builder.scratch(name, rows, columns, ElementType::F32);
+        let (residual, update, output) = (value("residual"), value("update"), value("sum"));
+        builder.push(Operation::ResidualAdd {
+            residual,
+            update,
+            output,
+        });
+        let plan = Arc::new(builder.finish(Some(output), Vec::new()));
+        let values = |factor: f32| -> Vec<f32> {
+            let counted = rows..rows + rows * columns;
+            counted.map(|i| i as f32 * factor).collect()
+        };
+        session.reset();
+        let launch = Launch {
+            tokens: &vec![0; rows],
+            sessions: &mut [session.as_mut()],
+            preset: &[(residual, values(1.0)), (update, values(2.0))],
+            token_limit: u32::MAX,
+            sampling: &[],
+            observer: Some(&mut Nobody),
+        };
+        let found = device.execute(&plan, launch).expect("it runs").logits;
+        wrong += usize::from(found != values(3.0));
+    }
+    println!("presets: {wrong} of {ROUNDS} sums wrong");
+    assert_eq!(wrong, 0);
 }
 
 fn goldens(runner: &mut Runner<GpuDevice<Cuda>>) {
@@ -247,6 +316,9 @@ fn real(speed: bool, steps: bool) {
             );
         }
         if speed {
+            walls(&mut runner, position);
+        }
+        if speed {
             let sampled = runner.plan(Phase::Decode, 1, PlanOutput::Sampled);
             let microseconds = whole(&mut runner, &sampled, &[token(position)]);
             println!(
@@ -284,6 +356,33 @@ fn launch<'a>(
         sampling,
         observer: None,
     }
+}
+
+/// Decode by the clock on the wall, one by one and ahead in turns: 64 tokens each from the same position.
+fn walls(runner: &mut Runner<GpuDevice<Cuda>>, position: usize) {
+    const TOKENS: usize = 64;
+    let mut microseconds = [vec![], vec![]];
+    for round in 0..6 {
+        for (ahead, times) in microseconds.iter_mut().enumerate() {
+            runner.session.seek(position).expect("it was there");
+            let started = Instant::now();
+            if ahead == 1 {
+                runner.greedy_ahead(1, TOKENS + 1);
+            } else {
+                runner.greedy(1, TOKENS + 1);
+            }
+            // The first round warms up.
+            if round > 0 {
+                times.push(started.elapsed().as_secs_f64() * 1e6 / TOKENS as f64);
+            }
+        }
+    }
+    runner.session.seek(position).expect("it was there");
+    let [one_by_one, ahead] = microseconds.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    });
+    println!("  by the clock: {one_by_one:.0} us one by one, {ahead:.0} us ahead");
 }
 
 /// Microseconds of a whole plan as one graph.

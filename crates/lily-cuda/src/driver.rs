@@ -53,8 +53,8 @@ functions! {
     memory_info = c"cuMemGetInfo_v2" (*mut usize, *mut usize);
     allocate = c"cuMemAlloc_v2" (*mut Address, usize);
     free = c"cuMemFree_v2" (Address);
-    fill = c"cuMemsetD8_v2" (Address, u8, usize);
-    copy_in = c"cuMemcpyHtoD_v2" (Address, *const c_void, usize);
+    fill = c"cuMemsetD8Async" (Address, u8, usize, Handle);
+    copy_in = c"cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
     copy_out = c"cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
     load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
     get_function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
@@ -227,7 +227,7 @@ impl Driver {
             bytes,
         };
         // SAFETY: the memory is as long as is said. Work that is sent off later comes behind the filling.
-        let status = unsafe { (self.functions.fill)(address, 0, bytes) };
+        let status = unsafe { (self.functions.fill)(address, 0, bytes, self.stream) };
         self.check(status, what, 0)?;
         Ok(buffer)
     }
@@ -403,10 +403,12 @@ impl DeviceBuffer {
                 self.address + offset as u64,
                 bytes.as_ptr().cast(),
                 bytes.len(),
+                self.driver.stream,
             )
         };
         self.driver
             .check(status, "copying to the GPU", 0)
+            .and_then(|()| self.driver.synchronize())
             .expect("the GPU was there");
     }
 

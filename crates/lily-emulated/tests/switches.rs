@@ -2,12 +2,14 @@
 
 mod common;
 
+use common::device_with;
 use lily_checkpoint::Checkpoint;
 use lily_emulated::{Emulated, EmulatedOptions};
-use lily_gpu::{GpuDevice, GpuOptions, Switches};
-use lily_plan::Precision;
+use lily_gpu::{GpuDevice, GpuOptions, MatrixUnits, Switches};
+use lily_plan::{Device, Phase, Plan, PlanClass, PlanOutput, Precision};
 use lily_testing::{Runner, Synthetic};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Logits of a prompt of 70 tokens in chunks, and what follows greedily.
@@ -39,6 +41,79 @@ fn each_switch_leaves_results_equal() {
             let found = answer(&checkpoint, precision, switches);
             assert!(found == designed, "{} off, {precision}", switch.name);
         }
+    }
+}
+
+/// What multiplies matrices is the best that the machine has and no switch turns off; plans follow it, and so does what
+/// is told.
+#[test]
+fn matrix_units_are_those_that_are_left() {
+    let checkpoint = Synthetic::small(json!({})).open();
+    for (units, off, tile, told) in [
+        (
+            MatrixUnits::PackedTensorOperations,
+            "",
+            "packed",
+            "PackedTensorOperations, emulated",
+        ),
+        (
+            MatrixUnits::PackedTensorOperations,
+            "packed-codes",
+            "tensor",
+            "tensor operations of Metal 4 (others are switched off)",
+        ),
+        (
+            MatrixUnits::PackedTensorOperations,
+            "tensor-operations",
+            "tile",
+            "simdgroup matrices (others are switched off)",
+        ),
+        (
+            MatrixUnits::TensorOperations,
+            "tensor-operations",
+            "tile",
+            "simdgroup matrices (others are switched off)",
+        ),
+        (
+            MatrixUnits::TensorOperations,
+            "packed-codes",
+            "tensor",
+            "TensorOperations, emulated",
+        ),
+        (
+            MatrixUnits::SimdgroupMatrices,
+            "tensor-operations",
+            "tile",
+            "SimdgroupMatrices, emulated",
+        ),
+    ] {
+        let mut switches = Switches::default();
+        assert!(switches.turn_off(off) || off.is_empty());
+        let options = EmulatedOptions {
+            matrix_units: units,
+            ..EmulatedOptions::default()
+        };
+        let mut device = device_with(&checkpoint, options, switches);
+        assert_eq!(device.describe().kernels, told);
+        let class = PlanClass {
+            phase: Phase::Prefill,
+            precision: Precision::Bf16,
+            rows: 40,
+            context: 4_096,
+            output: PlanOutput::State,
+        };
+        let plan = Arc::new(device.suit(Plan::record(device.model(), class)));
+        let recording = device.recording(&plan).unwrap();
+        let names = recording
+            .stages
+            .iter()
+            .flatten()
+            .map(|kept| kept.bound.name);
+        let found: BTreeSet<&str> = names
+            .filter_map(|name| name.split_once("_project_"))
+            .map(|(tiles, _)| tiles)
+            .collect();
+        assert_eq!(found, BTreeSet::from([tile]), "{units:?} without {off:?}");
     }
 }
 

@@ -49,7 +49,7 @@ impl MemoryUse {
         let sampled = class(Phase::Decode, 1, band, PlanOutput::Sampled);
         let working = [prefill, decode, sampled]
             .map(|class| {
-                let plan = plans::record(model, class, options.plan_transform.as_ref());
+                let plan = plans::record(device, model, class, options.plan_transform.as_ref());
                 device.working_bytes(&plan)
             })
             .into_iter()

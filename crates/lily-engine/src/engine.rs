@@ -105,24 +105,30 @@ impl Engine {
 
     /// The plan that runs a prefill chunk of `rows` tokens.
     pub fn prefill_plan(&mut self, rows: usize, output: PlanOutput) -> Arc<Plan> {
-        self.plans.get(PlanClass {
-            phase: Phase::Prefill,
-            precision: self.options.precision,
-            rows,
-            context: self.context,
-            output,
-        })
+        self.plans.get(
+            self.device.as_ref(),
+            PlanClass {
+                phase: Phase::Prefill,
+                precision: self.options.precision,
+                rows,
+                context: self.context,
+                output,
+            },
+        )
     }
 
     /// The plan that decodes one token at `position`.
     pub fn decode_plan(&mut self, position: usize, output: PlanOutput) -> Arc<Plan> {
-        self.plans.get(PlanClass {
-            phase: Phase::Decode,
-            precision: self.options.precision,
-            rows: 1,
-            context: route::context_band(position + 1),
-            output,
-        })
+        self.plans.get(
+            self.device.as_ref(),
+            PlanClass {
+                phase: Phase::Decode,
+                precision: self.options.precision,
+                rows: 1,
+                context: route::context_band(position + 1),
+                output,
+            },
+        )
     }
 
     /// A session for up to `positions` tokens, its memory reserved.

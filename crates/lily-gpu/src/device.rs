@@ -2,7 +2,7 @@
 
 use crate::ahead::Chains;
 use crate::cache::{Kept, RecordingCache};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, MatrixUnits};
 use crate::record::{self, Recorded, Recording, launch};
 use crate::sampling;
 use crate::state::{GpuState, StateLayout, encode, lock};
@@ -243,10 +243,16 @@ fn refuse_shapes<G: Gpu>(gpu: &G, config: &ModelConfig) -> Result<(), DeviceErro
 impl<G: Gpu + 'static> Device for GpuDevice<G> {
     fn describe(&self) -> DeviceDescription {
         let gpu = lock(&self.gpu).describe();
+        let units = self.options.switches.units(gpu.matrix_units);
+        let kernels = if units == gpu.matrix_units {
+            gpu.matrices
+        } else {
+            format!("{units} (others are switched off)")
+        };
         DeviceDescription {
             device: gpu.device.into(),
             hardware: gpu.hardware,
-            kernels: gpu.matrices,
+            kernels,
             workers: gpu.cores,
         }
     }
@@ -271,6 +277,14 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
         };
         let arena = plan.place(ElementType::bytes).arena_bytes;
         (arena + launch::bytes(plan) + sampling + logits) as u64
+    }
+
+    fn suit(&self, plan: Plan) -> Plan {
+        let gpu = lock(&self.gpu).describe();
+        match self.options.switches.units(gpu.matrix_units) {
+            MatrixUnits::PackedTensorOperations => plan.with_exact_weights(),
+            _ => plan,
+        }
     }
 
     fn can_sample(&self) -> bool {

@@ -2,6 +2,7 @@
 
 use crate::kernels::{Bound, Constant};
 use lily_plan::DeviceError;
+use std::fmt;
 
 /// What multiplies matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,8 +14,21 @@ pub enum MatrixUnits {
     /// Metal 4 tensor operations; simdgroup matrices where a kernel has no form for them.
     TensorOperations,
     /// Those that also take weights of four bits as they are (macOS 26.4): so do products whose weights are exact
-    /// ([`Plan::with_exact_weights`](lily_plan::Plan::with_exact_weights)). No probe reports them yet.
+    /// ([`Plan::with_exact_weights`](lily_plan::Plan::with_exact_weights)).
     PackedTensorOperations,
+}
+
+impl fmt::Display for MatrixUnits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MatrixUnits::SimdgroupMatrices => "simdgroup matrices",
+            MatrixUnits::SixteenBitMatrices => "simdgroup matrices of 16-bit operands",
+            MatrixUnits::TensorOperations => "tensor operations of Metal 4",
+            MatrixUnits::PackedTensorOperations => {
+                "tensor operations of Metal 4 on codes of four bits"
+            }
+        })
+    }
 }
 
 /// What a GPU says of itself.

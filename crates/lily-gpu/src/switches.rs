@@ -1,6 +1,8 @@
 //! Mechanisms that can be turned off, one by one, to see what each is worth. Results are equal either way but
 //! where a switch says otherwise.
 
+use crate::gpu::MatrixUnits;
+
 /// What runs as designed, and what is turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switches {
@@ -20,6 +22,12 @@ pub struct Switches {
     pub chunked_scan: bool,
     /// The scan of Gated DeltaNet writes its state to memory and reads it again every 64 rows.
     pub blockwise_scan: bool,
+    /// Products of many rows run on Metal 4's tensor operations where the GPU has them; otherwise on simdgroup matrices.
+    /// Results may differ in the last bits.
+    pub tensor_operations: bool,
+    /// Tensor operations take codes of four bits as they are where the GPU can do that; otherwise weights are rounded to
+    /// bfloat first, and results are those of another rounding.
+    pub packed_codes: bool,
     /// Products of many rows take 16 rows a threadgroup, however many there are. On tensor operations results may differ
     /// in the last bits.
     pub small_tiles: bool,
@@ -45,6 +53,8 @@ impl Switches {
         token_through_cpu: false,
         chunked_scan: false,
         blockwise_scan: false,
+        tensor_operations: true,
+        packed_codes: true,
         small_tiles: false,
     };
 
@@ -81,11 +91,36 @@ impl Switches {
             turn_off: |switches| switches.blockwise_scan = true,
         },
         Switch {
+            name: "tensor-operations",
+            what: "a prompt's products run on Metal 4's tensor operations where there are any; the last bits may differ",
+            turn_off: |switches| switches.tensor_operations = false,
+        },
+        Switch {
+            name: "packed-codes",
+            what: "tensor operations take weights of four bits as they are, where they can; off, weights are rounded first",
+            turn_off: |switches| switches.packed_codes = false,
+        },
+        Switch {
             name: "tile-sizes",
             what: "products of many rows take tiles of 16, 32 or 64 rows by their number",
             turn_off: |switches| switches.small_tiles = true,
         },
     ];
+
+    /// What multiplies matrices on a machine that has these units.
+    pub fn units(&self, found: MatrixUnits) -> MatrixUnits {
+        match found {
+            MatrixUnits::TensorOperations | MatrixUnits::PackedTensorOperations
+                if !self.tensor_operations =>
+            {
+                MatrixUnits::SimdgroupMatrices
+            }
+            MatrixUnits::PackedTensorOperations if !self.packed_codes => {
+                MatrixUnits::TensorOperations
+            }
+            found => found,
+        }
+    }
 
     /// Turns the mechanism of this name off; false if there is none.
     pub fn turn_off(&mut self, name: &str) -> bool {

@@ -16,6 +16,8 @@ const LANGUAGE_4_SYSTEM: usize = 26;
 const MATRIX_UNITS_FAMILY: usize = 10;
 /// The first macOS whose tensor operations take bfloats: major, minor.
 const TENSORS_SYSTEM: [usize; 2] = [26, 1];
+/// The first macOS whose tensor operations take codes of four bits.
+const PACKED_SYSTEM: [usize; 2] = [26, 4];
 
 /// What a Mac's GPU says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,6 +103,16 @@ impl Machine {
         } else {
             Ok(())
         }
+    }
+
+    /// Whether tensor operations on codes of four bits are worth a try, where there are tensor operations; why not,
+    /// otherwise.
+    pub(crate) fn has_packed_tensors(&self) -> Result<(), String> {
+        let [major, minor] = PACKED_SYSTEM;
+        if self.system[..2] < PACKED_SYSTEM[..] {
+            return Err(format!("codes of four bits need macOS {major}.{minor}"));
+        }
+        Ok(())
     }
 
     /// Everything that tells machines apart, in a line.

@@ -7,7 +7,7 @@ use crate::encode::{Encoding, Sent, check, work};
 use crate::fault::Fault;
 use crate::machine::Machine;
 use crate::memory::{Buffer, Memory};
-use crate::probe::tensors_are_right;
+use crate::probe::{packed_are_right, tensors_are_right};
 use crate::timing::{Timing, Timings, batch_label, stage_label};
 use lily_gpu::kernels::{Bound, Constant};
 use lily_gpu::{Gpu, GpuDescription, MatrixUnits, Stage};
@@ -29,9 +29,6 @@ pub struct MetalOptions {
     pub capture: Option<PathBuf>,
     /// Each stage is a command buffer of its own, so that [`Metal::take_timings`] tells stages apart. Slower.
     pub stage_timing: bool,
-    /// Matrix products run on simdgroup matrices even where tensor operations are faster: what those are worth is the
-    /// difference.
-    pub simdgroup_matrices: bool,
 }
 
 /// The GPU of a Mac. It owns queue, compiled kernels and the work that is under way; buffers and pipelines that it
@@ -61,32 +58,48 @@ struct Matrices {
 
 impl Matrices {
     fn of(metal: &mut Metal) -> Self {
-        let found = if metal.options.simdgroup_matrices {
-            Err("as asked for".to_string())
-        } else {
-            metal.machine.has_tensors().and_then(|()| {
-                tensors_are_right(metal).map_err(|error| {
-                    // A compiler's text is long, and its first line says what is wrong.
-                    let error = error.lines().next().unwrap_or("no reason");
-                    format!("tensor operations do not work here: {error}")
-                })
-            })
+        let tried = metal.machine.has_tensors().and_then(|()| {
+            tensors_are_right(metal).map_err(|error| wrong("tensor operations", &error))
+        });
+        let sizes_agree = match tried {
+            Ok(sizes_agree) => sizes_agree,
+            Err(reason) => {
+                return Matrices {
+                    units: MatrixUnits::SimdgroupMatrices,
+                    reason,
+                };
+            }
         };
-        let (units, reason) = match found {
-            Ok(true) => (
-                MatrixUnits::TensorOperations,
-                "small products were right, the same to the bit on tiles of all sizes".into(),
-            ),
-            Ok(false) => (
-                MatrixUnits::TensorOperations,
-                "small products were right; tiles of different sizes differ in the last bits, and so may a prompt \
-                 that is cut into other chunks"
-                    .into(),
-            ),
-            Err(reason) => (MatrixUnits::SimdgroupMatrices, reason),
-        };
-        Matrices { units, reason }
+        let tried = metal.machine.has_packed_tensors().and_then(|()| {
+            packed_are_right(metal).map_err(|error| wrong("codes of four bits", &error))
+        });
+        match tried {
+            Ok(sizes_agree) => Matrices {
+                units: MatrixUnits::PackedTensorOperations,
+                reason: right(sizes_agree).into(),
+            },
+            Err(reason) => Matrices {
+                units: MatrixUnits::TensorOperations,
+                reason: format!("{}; {reason}", right(sizes_agree)),
+            },
+        }
     }
+}
+
+/// What small products have shown.
+fn right(sizes_agree: bool) -> &'static str {
+    if sizes_agree {
+        "small products were right, the same to the bit on tiles of all sizes"
+    } else {
+        "small products were right; tiles of different sizes differ in the last bits, and so may a prompt that is cut \
+         into other chunks"
+    }
+}
+
+fn wrong(what: &str, error: &str) -> String {
+    // A compiler's text is long, and its first line says what is wrong.
+    let error = error.lines().next().unwrap_or("no reason");
+    format!("{what} do not work here: {error}")
 }
 
 /// Opens the Mac's GPU, and finds out what it can do.
@@ -212,12 +225,7 @@ impl Gpu for Metal {
             hardware: self.machine.hardware(),
             cores: self.machine.cores,
             matrix_units: self.matrices.units,
-            matrices: match (self.matrices.units, &self.matrices.reason) {
-                (MatrixUnits::TensorOperations | MatrixUnits::PackedTensorOperations, reason) => {
-                    format!("tensor operations of Metal 4 ({reason})")
-                }
-                (_, reason) => format!("simdgroup matrices ({reason})"),
-            },
+            matrices: format!("{} ({})", self.matrices.units, self.matrices.reason),
         }
     }
 

@@ -16,6 +16,13 @@ const ON_TENSORS: [Tried; 3] = [
     ("tensor_project_64", "tensor.metal", 64),
 ];
 
+/// Those on tensor operations that take codes.
+const ON_CODES: [Tried; 3] = [
+    ("packed_project_16", "tensor_packed.metal", 16),
+    ("packed_project_32", "tensor_packed.metal", 32),
+    ("packed_project_64", "tensor_packed.metal", 64),
+];
+
 // A tile and a bit of each: rows, outputs, and groups of 64 columns that are added to one sum.
 const ROWS: usize = 65;
 const OUTPUTS: usize = 68;
@@ -25,10 +32,19 @@ const COLUMNS: usize = 128;
 /// right, it tells whether all sizes give the same bits: if not, a prompt's last bits depend on how it is cut into
 /// chunks.
 pub(crate) fn tensors_are_right<G: Gpu>(gpu: &mut G) -> Result<bool, String> {
-    for tried in ON_TENSORS {
-        is_right(gpu, tried)?;
+    all_are_right(gpu, &ON_TENSORS)
+}
+
+/// The same for tensor operations that take codes of four bits.
+pub(crate) fn packed_are_right<G: Gpu>(gpu: &mut G) -> Result<bool, String> {
+    all_are_right(gpu, &ON_CODES)
+}
+
+fn all_are_right<G: Gpu>(gpu: &mut G, kernels: &[Tried]) -> Result<bool, String> {
+    for tried in kernels {
+        is_right(gpu, *tried)?;
     }
-    sizes_agree(gpu, &ON_TENSORS)
+    sizes_agree(gpu, kernels)
 }
 
 /// Runs a small product with one kernel and compares its numbers.
@@ -246,14 +262,7 @@ mod tests {
         }
         assert_eq!(sizes_agree(&mut gpu, &ON_MATRICES), Ok(true));
         tensors_are_right(&mut gpu).expect("tensor operations are right");
-        // Those that take codes, which nobody asks for yet.
-        for (name, rows) in [
-            ("packed_project_16", 16),
-            ("packed_project_32", 32),
-            ("packed_project_64", 64),
-        ] {
-            is_right(&mut gpu, (name, "tensor_packed.metal", rows)).expect("so are they");
-        }
+        packed_are_right(&mut gpu).expect("those on codes are right");
     }
 
     /// Columns added the other way round.
@@ -290,5 +299,19 @@ mod tests {
         let mut gpu = Emulated::with_sources(text, EmulatedOptions::default());
         let error = tensors_are_right(&mut gpu).expect_err("it forgets");
         assert!(error.starts_with("tensor_project_16 gave "), "{error}");
+        packed_are_right(&mut gpu).expect("another file");
+        // Codes in the other order.
+        let text = kernels();
+        let (_, broken) = SOURCES
+            .iter()
+            .find(|(name, _)| *name == "tensor_packed.h")
+            .expect("a file");
+        let scale = "unpack_bfloats(";
+        assert!(broken.contains(scale));
+        let broken = broken.replacen(scale, "0.5f * unpack_bfloats(", 1);
+        let text = text.with("tensor_packed.h", &broken);
+        let mut gpu = Emulated::with_sources(text, EmulatedOptions::default());
+        let error = packed_are_right(&mut gpu).expect_err("half of the scale");
+        assert!(error.starts_with("packed_project_16 gave "), "{error}");
     }
 }

@@ -13,10 +13,6 @@ use lily_testing::{Runner, arg_max, distance, fixture, golden_prompts, read_tens
 use std::path::Path;
 use std::sync::Arc;
 
-fn device(checkpoint: &Arc<Checkpoint>, options: MetalOptions) -> GpuDevice<Metal> {
-    device_with(checkpoint, options, Switches::default())
-}
-
 fn device_with(
     checkpoint: &Arc<Checkpoint>,
     options: MetalOptions,
@@ -35,7 +31,10 @@ fn runner(
     precision: Precision,
     options: MetalOptions,
 ) -> Runner<GpuDevice<Metal>> {
-    runner_of(device(&checkpoint(directory), options), precision)
+    runner_of(
+        device_with(&checkpoint(directory), options, Switches::default()),
+        precision,
+    )
 }
 
 fn runner_of(device: GpuDevice<Metal>, precision: Precision) -> Runner<GpuDevice<Metal>> {
@@ -107,7 +106,7 @@ fn runs_ahead_leave_what_single_runs_leave() {
 }
 
 /// Every step of prefill and decode, on the reference's inputs, to bounds made from operand magnitudes.
-fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, options: &MetalOptions) {
+fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, switches: Switches) {
     let mut reference = CpuDevice::new(
         checkpoint.clone(),
         &CpuOptions {
@@ -116,7 +115,7 @@ fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, options: &Met
         },
     )
     .expect("the reference");
-    let mut device = device(checkpoint, options.clone());
+    let mut device = device_with(checkpoint, MetalOptions::default(), switches);
     let model = device.model().clone();
     let mut right = [reference.new_session(precision, 512).expect("a session")];
     let mut sessions = [device.new_session(precision, 512).expect("a session")];
@@ -138,7 +137,7 @@ fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, options: &Met
             context,
             output,
         };
-        let plan = Arc::new(Plan::record(&model, class));
+        let plan = Arc::new(device.suit(Plan::record(&model, class)));
         let vocabulary = model.config.vocab_size as u32;
         let tokens: Vec<u32> = (0..rows as u32)
             .map(|i| (position as u32 + i).wrapping_mul(2_654_435_761) % vocabulary)
@@ -155,7 +154,7 @@ fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, options: &Met
         for difference in &differences {
             assert!(
                 difference.excess <= 1.0,
-                "{class}, {options:?}: {difference:?}"
+                "{class}, {switches:?}: {difference:?}"
             );
         }
     }
@@ -168,14 +167,12 @@ fn each_step_agrees_with_the_reference() {
         repository("models/lily-tiny"),
     ] {
         let checkpoint = checkpoint(&directory);
-        check_steps(&checkpoint, Precision::F32, &MetalOptions::default());
+        check_steps(&checkpoint, Precision::F32, Switches::default());
         // On tensor operations, where there are any, and on simdgroup matrices.
-        for simdgroup_matrices in [false, true] {
-            let options = MetalOptions {
-                simdgroup_matrices,
-                ..MetalOptions::default()
-            };
-            check_steps(&checkpoint, Precision::Bf16, &options);
+        for off in ["", "packed-codes", "tensor-operations"] {
+            let mut switches = Switches::default();
+            assert!(switches.turn_off(off) || off.is_empty());
+            check_steps(&checkpoint, Precision::Bf16, switches);
         }
     }
 }

@@ -265,6 +265,10 @@ pub trait Device: Send {
     fn session_bytes(&self, precision: crate::Precision) -> SessionBytes;
     /// Bytes of working memory that running `plan` takes.
     fn working_bytes(&self, plan: &Plan) -> u64;
+    /// The plan with the arithmetic that the device is fastest at; what it runs in place of the one recorded.
+    fn suit(&self, plan: Plan) -> Plan {
+        plan
+    }
     /// Whether it runs plans that sample ([`PlanOutput::Sampled`](crate::PlanOutput::Sampled)) for its model.
     fn can_sample(&self) -> bool;
     /// A new session whose cache may grow to `capacity` positions.

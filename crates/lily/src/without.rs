@@ -45,6 +45,10 @@ impl Device for Without {
         self.device.new_session(precision, capacity)
     }
 
+    fn suit(&self, plan: Plan) -> Plan {
+        self.device.suit(plan)
+    }
+
     fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
         self.device.run_ahead()
     }

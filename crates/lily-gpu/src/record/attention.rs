@@ -126,7 +126,7 @@ impl Recorder<'_> {
             return self.attend(layer, queries, output, None);
         }
         let config = self.config;
-        let weights = match self.gpu.matrix_units {
+        let weights = match self.units() {
             MatrixUnits::SixteenBitMatrices => "split",
             // Tensor operations have no form of this kernel; such GPUs have simdgroup matrices too.
             MatrixUnits::SimdgroupMatrices

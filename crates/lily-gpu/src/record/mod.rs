@@ -412,6 +412,10 @@ impl Recorder<'_> {
         }
     }
 
+    fn units(&self) -> MatrixUnits {
+        self.switches.units(self.gpu.matrix_units)
+    }
+
     /// What tiles a product of many rows takes: the first word of its kernels' names. None where weights are exact,
     /// unless the machine's tensor operations apply scale and bias to sums of a group.
     fn tiles(
@@ -421,11 +425,11 @@ impl Recorder<'_> {
         arithmetic: WeightArithmetic,
     ) -> Option<&'static str> {
         let exact = arithmetic == WeightArithmetic::Exact;
-        let packed = self.gpu.matrix_units == MatrixUnits::PackedTensorOperations
+        let packed = self.units() == MatrixUnits::PackedTensorOperations
             && self.is_sequence()
             && self.is_bfloat(input)
             && norm.is_none();
-        match self.gpu.matrix_units {
+        match self.units() {
             _ if exact => packed.then_some("packed"),
             MatrixUnits::TensorOperations | MatrixUnits::PackedTensorOperations => Some("tensor"),
             MatrixUnits::SimdgroupMatrices | MatrixUnits::SixteenBitMatrices => Some("tile"),

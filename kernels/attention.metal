@@ -109,20 +109,21 @@ template <int N> inline float scatter_sums(thread float (&values)[N], uint lane)
 // one load of 512 bytes by the simdgroup; the 4 · H scores are summed over lanes together, each by some of the lanes,
 // which also keep its head's softmax; the weights are handed round for the values. The simdgroups' softmaxes are
 // joined in the order of a tree, the same for every block.
-// Grid: blocks, KV heads · (heads of a group / H), rows.
+// Grid: blocks, KV heads · (heads of a group / H), rows; or a part of them from `first_row` on.
 template <int H>
 kernel void attend(
     device const Session* sessions [[buffer(0)]],
     device const uchar* queries [[buffer(1)]],
     device uchar* output [[buffer(2)]],
     constant uint& layer [[buffer(3)]],
+    constant uint& first_row [[buffer(4)]],
     uint3 position [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]])
 {
     threadgroup float shared_sums[4 * 256 * H];
     threadgroup float shared_scalars[8 * H];
-    uint row = position.z, block = position.x, packs = GROUP_HEADS / H;
+    uint row = first_row + position.z, block = position.x, packs = GROUP_HEADS / H;
     uint key_head = position.y / packs, first_head = key_head * GROUP_HEADS + position.y % packs * H;
     uint place = position_of(sessions, row);
     uint start = block * BLOCK, end = min(start + BLOCK, place + 1);

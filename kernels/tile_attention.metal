@@ -99,7 +99,7 @@ inline float power_of_two(float exponent) { return as_type<float>(uint(int(max(e
 // without reading anything twice: in q · kᵀ each has 16 of the positions, in softmax 8 of the queries, in weights · v a
 // quarter of the columns. Keys and values come straight from the cache. At a width of 256 a step of 64 positions is
 // 1,024 products of 8x8 for q · kᵀ and as many for weights · v, or twice as many with two bfloats. Grid: rows · heads
-// of a group / 32, KV heads.
+// of a group / 32, KV heads; or a part of that from `first_tile` on.
 template <class Weights>
 [[max_total_threads_per_threadgroup(128)]] kernel void tile_attend(
     device const Session* sessions [[buffer(0)]],
@@ -107,6 +107,7 @@ template <class Weights>
     device uchar* output [[buffer(2)]],
     constant uint& layer [[buffer(3)]],
     constant uint& row_count [[buffer(4)]],
+    constant uint& first_tile [[buffer(5)]],
     uint2 position [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -125,7 +126,7 @@ template <class Weights>
     Session session = sessions[0];
     uint query_count = row_count * GROUP_HEADS, key_head = position.y;
     // The rows with the most positions come first.
-    uint tiles = (query_count + QUERIES - 1) / QUERIES, first_query = (tiles - 1 - position.x) * QUERIES;
+    uint tiles = (query_count + QUERIES - 1) / QUERIES, first_query = (tiles - 1 - first_tile - position.x) * QUERIES;
     uint limit = session.position + min(first_query + QUERIES - 1, query_count - 1) / GROUP_HEADS;
 
     for (uint at = thread_index; at < QUERIES * WIDTH / 8; at += SIMDGROUPS * 32) {

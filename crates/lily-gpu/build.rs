@@ -55,6 +55,7 @@ fn write_kernel(out: &mut String, function: &str, instances: &[(String, KernelSi
     let mut fields = String::new();
     let mut constants = String::new();
     let mut bindings = String::new();
+    let mut indices = String::new();
     for constant in &signature.function_constants {
         let field = constant.name.to_lowercase();
         let (rust, variant) = match constant.type_name.as_str() {
@@ -100,6 +101,14 @@ fn write_kernel(out: &mut String, function: &str, instances: &[(String, KernelSi
             (rust.to_string(), made)
         };
         writeln!(fields, "    /// Buffer {index}.\n    pub {field}: {rust},").expect("room");
+        if rust == "u32" {
+            writeln!(
+                indices,
+                "    /// Index of `{field}`.\n    pub const {}_INDEX: usize = {index};",
+                field.to_uppercase()
+            )
+            .expect("room");
+        }
         writeln!(bindings, "        operands[{index}] = {made};").expect("room");
     }
     let count = signature
@@ -141,7 +150,7 @@ pub struct {type_name} {{
 impl {type_name} {{
     /// Host names, each with its file.
     pub const NAMES: &'static [(&'static str, &'static str)] = &{names:?};
-}}
+{indices}}}
 
 impl Kernel for {type_name} {{
     fn bind(self) -> Bound {{

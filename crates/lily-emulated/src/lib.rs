@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+use lily_gpu::batch::{Batch, Limits, batches};
 use lily_gpu::kernels::{Bound, Constant, ConstantValue, SOURCES};
 use lily_gpu::{Argument, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::{BuildKind, Emulator, Launch, Library, Report, Schedule, SharedBuffer, Sources};
@@ -33,6 +34,8 @@ pub struct EmulatedOptions {
     /// A function constant beside those of the host, for kernels that read it: which barrier is taken away, in
     /// sources that [`lily_msl::removable_barriers`] made.
     pub further_constant: Option<Constant>,
+    /// Runs are cut by these limits, as Metal's command buffers are.
+    pub limits: Option<Limits>,
 }
 
 impl Default for EmulatedOptions {
@@ -44,6 +47,7 @@ impl Default for EmulatedOptions {
             counters_only: false,
             matrix_units: MatrixUnits::SimdgroupMatrices,
             further_constant: None,
+            limits: None,
         }
     }
 }
@@ -334,7 +338,15 @@ impl Gpu for Emulated {
     }
 
     fn submit(&mut self, _key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
-        for dispatch in stages.iter().flatten() {
+        let batches = match &self.options.limits {
+            None => vec![Batch::Stages(0..stages.len())],
+            Some(limits) => batches(stages, limits),
+        };
+        let dispatches = batches
+            .iter()
+            .flat_map(|batch| batch.stages(stages))
+            .flatten();
+        for dispatch in dispatches {
             if self.fault.is_some() {
                 break;
             }

@@ -65,6 +65,32 @@ pub enum Argument<'a, G: Gpu + ?Sized> {
     Word(u32),
 }
 
+impl<G: Gpu + ?Sized> Clone for Argument<'_, G> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<G: Gpu + ?Sized> Copy for Argument<'_, G> {}
+
+/// What a dispatch costs, by counting.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// Floating-point operations.
+    pub operations: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+}
+
+/// How a dispatch can be cut into several: along one axis of its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Divisible {
+    /// Which axis.
+    pub axis: usize,
+    /// Index of the argument, a word, that says where a part begins on it.
+    pub first: usize,
+}
+
 /// A kernel to be run.
 pub struct Dispatch<'a, G: Gpu + ?Sized> {
     /// What [`Gpu::pipeline`] made.
@@ -77,6 +103,19 @@ pub struct Dispatch<'a, G: Gpu + ?Sized> {
     pub threads: u32,
     /// Buffers that the kernel reaches by addresses in other buffers: those of the run's sessions.
     pub reached: &'a [&'a G::Buffer],
+    /// What it costs.
+    pub cost: Cost,
+    /// How its grid can be cut.
+    pub divisible: Option<Divisible>,
+}
+
+impl<G: Gpu + ?Sized> Clone for Dispatch<'_, G> {
+    fn clone(&self) -> Self {
+        Dispatch {
+            arguments: self.arguments.clone(),
+            ..*self
+        }
+    }
 }
 
 /// Dispatches that do not depend on one another. A barrier stands between one stage and the next, and nowhere

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+pub mod batch;
 mod cache;
 mod device;
 mod gpu;
@@ -18,7 +19,7 @@ mod switches;
 mod weights;
 
 pub use device::{GpuDevice, GpuOptions};
-pub use gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
+pub use gpu::{Argument, Cost, Dispatch, Divisible, Gpu, GpuDescription, MatrixUnits, Stage};
 pub use state::{GpuState, PAGE, StateLayout};
 pub use switches::{Switch, Switches};
 pub use weights::matrix_bytes;

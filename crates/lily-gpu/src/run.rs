@@ -2,7 +2,7 @@
 
 use crate::cache::Kept;
 use crate::device::GpuDevice;
-use crate::gpu::{Argument, Dispatch, Gpu, Stage};
+use crate::gpu::{Argument, Cost, Dispatch, Gpu, Stage};
 use crate::kernels::{Memory, Operand, Region};
 use crate::record::{Recorded, launch};
 use crate::sampling;
@@ -115,6 +115,11 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             plan,
             kept,
             reached: states.iter().flat_map(|state| state.buffers()).collect(),
+            context: states
+                .iter()
+                .map(|state| state.position())
+                .max()
+                .unwrap_or(0),
         }
     }
 
@@ -140,7 +145,9 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         recorded: &Recorded,
         pipeline: usize,
         reached: &'a [&'a G::Buffer],
+        context: usize,
     ) -> Dispatch<'a, G> {
+        let [near, each] = recorded.cost;
         let buffer = |region: &Region, written: bool| {
             let buffer = match region.memory {
                 Memory::Arena => self.arena(),
@@ -172,6 +179,11 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             } else {
                 &[]
             },
+            cost: Cost {
+                operations: near.operations + context as f64 * each.operations,
+                bytes: near.bytes + context as f64 * each.bytes,
+            },
+            divisible: recorded.divisible,
         }
     }
 }
@@ -182,6 +194,8 @@ pub(crate) struct Ready<'a, G: Gpu> {
     plan: &'a Plan,
     kept: Kept,
     reached: Vec<&'a G::Buffer>,
+    /// Positions before the run.
+    context: usize,
 }
 
 impl<G: Gpu + 'static> Ready<'_, G> {
@@ -216,7 +230,10 @@ impl<G: Gpu + 'static> Ready<'_, G> {
         let dispatches = self.kept.recording.stages[stage].iter();
         dispatches
             .zip(&self.kept.pipelines[stage])
-            .map(|(recorded, &pipeline)| self.device.resolve(recorded, pipeline, &self.reached))
+            .map(|(recorded, &pipeline)| {
+                self.device
+                    .resolve(recorded, pipeline, &self.reached, self.context)
+            })
             .collect()
     }
 

@@ -1,10 +1,11 @@
 //! The real model's plans as they are encoded, from its `config.json` alone.
 
 use lily_checkpoint::DeclaredModel;
+use lily_gpu::batch::Limits;
 use lily_gpu::kernels::{Memory, Operand};
 use lily_gpu::record::{Recording, record};
-use lily_gpu::{GpuDescription, MatrixUnits, StateLayout, Switches};
-use lily_plan::{ModelDescription, Phase, Plan, PlanClass, PlanOutput, Precision};
+use lily_gpu::{Cost, GpuDescription, MatrixUnits, StateLayout, Switches};
+use lily_plan::{Assumptions, ModelDescription, Phase, Plan, PlanClass, PlanOutput, Precision};
 use lily_testing::repository;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +55,44 @@ fn a_decoded_token_is_at_most_340_dispatches() {
         assert_eq!(recording.stages.len(), plan.stages.len());
         assert!(recording.dispatches() <= 340, "{}", recording.dispatches());
     }
+}
+
+/// What a Mac of 16 cores may take for a chunk of a prompt behind 262,144 positions, by estimate: no dispatch longer than
+/// a tenth of a second that could not be cut into parts which are not.
+#[test]
+fn no_dispatch_keeps_a_display_waiting() {
+    let (plan, recording) = recorded(Phase::Prefill, 512, 262_144);
+    let limits = Limits {
+        dispatches: 128,
+        seconds: 0.1,
+        operations_a_second: 16.0 * 0.1e12,
+        bytes_a_second: 16.0 * 6e9,
+    };
+    let mut longest: f64 = 0.0;
+    for kept in recording.stages.iter().flatten() {
+        let [near, each] = kept.cost;
+        let context = 262_144.0 - 512.0;
+        let seconds = limits.seconds(Cost {
+            operations: near.operations + context * each.operations,
+            bytes: near.bytes + context * each.bytes,
+        });
+        let parts = kept.divisible.map_or(1, |cut| kept.grid[cut.axis]);
+        assert!(
+            seconds / f64::from(parts) < 0.1,
+            "{} {seconds}",
+            kept.bound.name
+        );
+        longest = longest.max(seconds);
+    }
+    assert!(longest > 0.5, "attention must be cut: {longest}");
+    // All of it, by estimate, is all that the plan counts.
+    let work = plan.totals(&Assumptions::at_context(0)).work;
+    let near = |of: fn(&Cost) -> f64| -> f64 {
+        let all = recording.stages.iter().flatten();
+        all.map(|kept| of(&kept.cost[0])).sum()
+    };
+    assert!((near(|cost| cost.operations) / work.flops as f64 - 1.0).abs() < 1e-9);
+    assert!((near(|cost| cost.bytes) / work.bytes() as f64 - 1.0).abs() < 1e-9);
 }
 
 /// It binds the run behind: nothing else may still read what this one was bound to.

@@ -1,6 +1,5 @@
 //! Stages as command buffers.
 
-use crate::batch::Work;
 use crate::compile::Pipeline;
 use crate::memory::Buffer;
 use crate::metal::Metal;
@@ -174,22 +173,4 @@ pub(crate) fn check(dispatch: &Dispatch<'_, Metal>) -> Result<(), DeviceError> {
         }
     }
     Ok(())
-}
-
-/// A stage's work, as [`crate::batch`] counts it.
-pub(crate) fn work(stage: &Stage<'_, Metal>) -> Work {
-    let arguments = stage.iter().flat_map(|dispatch| &dispatch.arguments);
-    let written = arguments.map(|argument| match argument {
-        Argument::Buffer {
-            buffer,
-            offset,
-            bytes,
-            written: true,
-        } => (*bytes).min(buffer.bytes - offset) as u64,
-        _ => 0,
-    });
-    Work {
-        dispatches: stage.len(),
-        written: written.sum(),
-    }
 }

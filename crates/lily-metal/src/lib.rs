@@ -20,7 +20,6 @@
 
 // What needs no Metal, so that its tests run everywhere.
 #[cfg(any(target_os = "macos", test))]
-mod batch;
 #[cfg(any(target_os = "macos", test))]
 mod fault;
 #[cfg(any(target_os = "macos", test))]

@@ -4,7 +4,7 @@
 //! are recorded follows from what the machine says of itself, and that from what is found here.
 
 use lily_gpu::kernels::{Bound, Input, Kernel, Memory, Operand, Output, Region, TileProject};
-use lily_gpu::{Argument, Dispatch, Gpu};
+use lily_gpu::{Argument, Cost, Dispatch, Gpu};
 use lily_plan::DeviceError;
 
 /// A kernel for dense products: host name, file, rows of its tile.
@@ -175,6 +175,8 @@ impl Product {
             // kernels/tile.h, kernels/tensor.h.
             threads: if size < 32 { 64 } else { 128 },
             reached: &[],
+            cost: Cost::default(),
+            divisible: None,
         };
         gpu.submit(None, &[vec![dispatch]])?;
         gpu.wait()?;

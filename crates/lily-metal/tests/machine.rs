@@ -3,7 +3,7 @@
 #![cfg(target_os = "macos")]
 
 use lily_gpu::kernels::{Bound, Constant, ConstantValue};
-use lily_gpu::{Argument, Dispatch, Gpu};
+use lily_gpu::{Argument, Cost, Dispatch, Gpu};
 use lily_metal::{Buffer, Metal, MetalOptions, Pipeline, open};
 use lily_plan::DeviceError;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -91,6 +91,8 @@ fn dispatch<'a>(
         grid: [threadgroups as u32, 1, 1],
         threads,
         reached: &[],
+        cost: Cost::default(),
+        divisible: None,
     }
 }
 

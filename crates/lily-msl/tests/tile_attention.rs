@@ -145,6 +145,7 @@ impl Prompt {
             Argument::Buffer(&mut results),
             Argument::Bytes(bytes(&layer)),
             Argument::Bytes(bytes(&row_count)),
+            Argument::Bytes(bytes(&[0_u32])),
             Argument::Resident(&table),
         ];
         arguments.extend(self.pages.iter().map(Argument::Resident));

@@ -145,6 +145,7 @@ impl Recorder<'_> {
             output: self.output(output),
             layer: self.layout.attention(layer),
             row_count: rows as u32,
+            first_tile: 0,
         };
         let group = config.attention_heads / config.key_value_heads;
         let grid = [
@@ -153,6 +154,7 @@ impl Recorder<'_> {
             1,
         ];
         self.dispatch_on_sessions(kernel, grid, 128);
+        self.divisible(0, TileAttend::FIRST_TILE_INDEX);
     }
 
     pub(super) fn attention_partial(
@@ -188,9 +190,11 @@ impl Recorder<'_> {
             queries: self.input(queries),
             output: self.output(output),
             layer: self.layout.attention(layer),
+            first_row: 0,
         };
         let packs = config.key_value_heads * (group / heads);
         self.dispatch_on_sessions(kernel, [blocks, packs, self.rows()], 256);
+        self.divisible(2, Attend::FIRST_ROW_INDEX);
     }
 
     pub(super) fn merge_blocks(

@@ -8,7 +8,7 @@ mod experts;
 pub mod launch;
 mod sampling;
 
-use crate::gpu::{GpuDescription, MatrixUnits};
+use crate::gpu::{Cost, Divisible, GpuDescription, MatrixUnits};
 pub use sampling::MOST_SAMPLED_TOKENS;
 
 use crate::kernels::{Bound, Input, Kernel, Memory, Output, Region};
@@ -16,7 +16,8 @@ use crate::state::StateLayout;
 use crate::switches::Switches;
 use lily_checkpoint::{ModelConfig, WeightFormat, WeightId};
 use lily_plan::{
-    DeviceError, ElementType, Operation, Phase, Placement, Plan, ScratchId, WeightArithmetic,
+    Assumptions, DeviceError, ElementType, Operation, Phase, Placement, Plan, ScratchId,
+    WeightArithmetic,
 };
 
 /// A dispatch of a recorded plan.
@@ -32,6 +33,10 @@ pub struct Recorded {
     pub step: usize,
     /// Whether it reaches the sessions' memory.
     pub reaches_sessions: bool,
+    /// What it costs in an empty context, and for each position before the run.
+    pub cost: [Cost; 2],
+    /// How its grid can be cut.
+    pub divisible: Option<Divisible>,
 }
 
 /// A plan as dispatches: stage by stage, each stage's dispatches independent of one another.
@@ -72,12 +77,28 @@ pub fn record(
     let mut stages = Vec::with_capacity(plan.stages.len());
     for steps in &plan.stages {
         for &step in steps {
+            let before = recorder.out.len();
             recorder.step = step;
             recorder.operation(&plan.steps[step].operation)?;
+            let these = &mut recorder.out[before..];
+            let cost = cost(plan, step, these.len());
+            these.iter_mut().for_each(|recorded| recorded.cost = cost);
         }
         stages.push(std::mem::take(&mut recorder.out));
     }
     Ok(Recording { stages, placement })
+}
+
+/// What each of the `count` dispatches of a step costs in an empty context, and for each position before the run.
+fn cost(plan: &Plan, step: usize, count: usize) -> [Cost; 2] {
+    const FAR: usize = 4_096;
+    let [near, far] = [0, FAR].map(|context| {
+        let work = plan.work(step, &Assumptions::at_context(context));
+        [work.flops, work.bytes()].map(|number| number as f64 / count as f64)
+    });
+    let of = |[operations, bytes]: [f64; 2]| Cost { operations, bytes };
+    let each = |index: usize| (far[index] - near[index]) / FAR as f64;
+    [of(near), of([each(0), each(1)])]
 }
 
 /// The instance of a kernel with this host name.
@@ -297,7 +318,15 @@ impl Recorder<'_> {
             threads: threads as u32,
             step: self.step,
             reaches_sessions,
+            cost: [Cost::default(); 2],
+            divisible: None,
         });
+    }
+
+    /// The last dispatch can be cut along an axis of its grid: the word at index `first` says where a part begins.
+    fn divisible(&mut self, axis: usize, first: usize) {
+        let last = self.out.last_mut().expect("a dispatch");
+        last.divisible = Some(Divisible { axis, first });
     }
 
     fn region(&self, id: ScratchId) -> Region {

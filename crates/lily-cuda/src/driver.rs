@@ -326,12 +326,7 @@ impl Driver {
         run()?;
         let last = self.event()?;
         last.wait()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events were recorded, and the last was waited for.
-        let status =
-            unsafe { (self.functions.elapsed)(&mut milliseconds, first.event, last.event) };
-        self.check(status, "timing", 0)?;
-        Ok(f64::from(milliseconds) * 1e3)
+        last.microseconds_since(&first)
     }
 
     /// An event behind all that was sent off so far.
@@ -368,6 +363,17 @@ impl Event {
         // SAFETY: the event was recorded when it was made.
         let status = unsafe { (self.driver.functions.synchronize_event)(self.event) };
         self.driver.check(status, "running kernels", 0)
+    }
+
+    /// Microseconds from an earlier event to this one, both of which have been passed.
+    pub fn microseconds_since(&self, first: &Event) -> Result<f64, DeviceError> {
+        self.driver.current()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events were recorded when they were made; where they have not been passed, the driver says so.
+        let status =
+            unsafe { (self.driver.functions.elapsed)(&mut milliseconds, first.event, self.event) };
+        self.driver.check(status, "timing", 0)?;
+        Ok(f64::from(milliseconds) * 1e3)
     }
 }
 

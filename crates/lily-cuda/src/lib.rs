@@ -5,9 +5,10 @@ mod driver;
 
 use driver::{DeviceBuffer, Driver, Event, Graph, Handle};
 use lily_gpu::kernels::{Bound, Constant, ConstantValue};
+use lily_gpu::timing::{Timings, stage_label};
 use lily_gpu::{Argument, Dispatch, Gpu, GpuDescription, MatrixUnits, Stage};
 use lily_msl::nvrtc::{CompileOptions, Nvrtc};
-use lily_plan::DeviceError;
+use lily_plan::{DeviceError, StageTiming};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -18,11 +19,16 @@ include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 pub struct CudaOptions {
     /// Whether plans that run again are replayed as graphs; else every kernel is launched by itself.
     pub graphs: bool,
+    /// Whether each stage is timed by the GPU's own clock; then nothing is replayed. Slower.
+    pub stage_timing: bool,
 }
 
 impl Default for CudaOptions {
     fn default() -> Self {
-        CudaOptions { graphs: true }
+        CudaOptions {
+            graphs: true,
+            stage_timing: false,
+        }
     }
 }
 
@@ -35,6 +41,8 @@ pub struct Cuda {
     /// Marks that were not waited for, in order; the last that was made.
     marks: VecDeque<(u64, Event)>,
     mark: u64,
+    /// Stages that were timed, with the events before and behind each.
+    timed: Vec<(String, Event, Event)>,
     options: CudaOptions,
     resources: Vec<Resources>,
 }
@@ -54,6 +62,7 @@ pub struct Resources {
 
 /// A kernel compiled for its constants.
 pub struct Pipeline {
+    kernel: &'static str,
     function: Handle,
     parameters: &'static [(u32, bool)],
 }
@@ -78,6 +87,7 @@ impl Cuda {
             graphs: HashMap::new(),
             marks: VecDeque::new(),
             mark: 0,
+            timed: Vec::new(),
             options,
             resources: Vec::new(),
         })
@@ -220,12 +230,23 @@ impl Gpu for Cuda {
             });
         }
         Ok(Pipeline {
+            kernel: kernel.name,
             function: self.driver.load(&compiled.cubin, kernel.name)?,
             parameters,
         })
     }
 
     fn submit(&mut self, key: Option<u64>, stages: &[Stage<'_, Self>]) -> Result<(), DeviceError> {
+        if self.options.stage_timing {
+            for stage in stages {
+                let first = self.driver.event()?;
+                self.launch_all(std::slice::from_ref(stage))?;
+                let last = self.driver.event()?;
+                let kernels = stage.iter().map(|dispatch| dispatch.pipeline.kernel);
+                self.timed.push((stage_label(kernels), first, last));
+            }
+            return Ok(());
+        }
         match key.filter(|_| self.options.graphs) {
             None => self.launch_all(stages),
             Some(key) => {
@@ -268,6 +289,18 @@ impl Gpu for Cuda {
             // It was waited for before.
             None => Ok(()),
         }
+    }
+
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        let mut timings = Timings::default();
+        self.idle();
+        for (label, first, last) in self.timed.drain(..) {
+            // Whoever waits for work that failed is told so.
+            if let Ok(microseconds) = last.microseconds_since(&first) {
+                timings.add(&label, microseconds);
+            }
+        }
+        timings.take()
     }
 
     fn idle(&mut self) {

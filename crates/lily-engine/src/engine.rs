@@ -8,7 +8,7 @@ use crate::session::Session;
 use crate::text::TextModel;
 use lily_plan::{
     Device, DeviceDescription, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass,
-    PlanOutput, SamplingRow, route,
+    PlanOutput, SamplingRow, StageTiming, route,
 };
 use std::sync::Arc;
 
@@ -246,6 +246,11 @@ impl Engine {
         let outcome = self.device.execute(plan, launch)?;
         session.tokens.extend_from_slice(tokens);
         Ok(outcome)
+    }
+
+    /// What the device's own clock says of the work since this was last asked, where the device was opened to tell.
+    pub fn take_timings(&mut self) -> Vec<StageTiming> {
+        self.device.take_timings()
     }
 
     /// Ids at and above this are never chosen.

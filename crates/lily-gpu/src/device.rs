@@ -11,7 +11,7 @@ use crate::weights::Weights;
 use lily_checkpoint::{Checkpoint, ModelConfig};
 use lily_plan::{
     Device, DeviceDescription, DeviceError, ElementType, Launch, ModelDescription, Outcome, Plan,
-    Precision, RunAhead, SessionBytes, SessionState,
+    Precision, RunAhead, SessionBytes, SessionState, StageTiming,
 };
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -303,6 +303,10 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
 
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
         self.run(plan, launch)
+    }
+
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        lock(&self.gpu).take_timings()
     }
 
     fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {

@@ -1,7 +1,7 @@
 //! What a machine that runs kernels offers: the one interface of Metal, CUDA and the emulator.
 
 use crate::kernels::{Bound, Constant};
-use lily_plan::DeviceError;
+use lily_plan::{DeviceError, StageTiming};
 use std::fmt;
 
 /// What multiplies matrices.
@@ -169,6 +169,11 @@ pub trait Gpu: Send {
     /// # Errors
     /// Of what was sent before the mark; of that behind it too, where the machine does not tell them apart.
     fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError>;
+    /// What the machine's clock says of the work that was waited for since this was last asked, where it was opened to
+    /// tell.
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        Vec::new()
+    }
     /// Comes back when nothing runs. Errors are told by who waits.
     fn idle(&mut self);
 }

@@ -16,6 +16,7 @@ mod run;
 mod sampling;
 mod state;
 mod switches;
+pub mod timing;
 mod weights;
 
 pub use device::{GpuDevice, GpuOptions};

@@ -26,8 +26,6 @@ mod fault;
 mod probe;
 #[cfg(any(target_os = "macos", test))]
 mod source;
-#[cfg(any(target_os = "macos", test))]
-mod timing;
 
 #[cfg(target_os = "macos")]
 mod capture;
@@ -52,5 +50,3 @@ pub use machine::Machine;
 pub use memory::Buffer;
 #[cfg(target_os = "macos")]
 pub use metal::{Metal, MetalOptions, open};
-#[cfg(target_os = "macos")]
-pub use timing::Timing;

@@ -7,11 +7,11 @@ use crate::fault::Fault;
 use crate::machine::Machine;
 use crate::memory::{Buffer, Memory};
 use crate::probe::{packed_are_right, tensors_are_right};
-use crate::timing::{Timing, Timings, batch_label, stage_label};
 use lily_gpu::batch::{Limits, batches};
 use lily_gpu::kernels::{Bound, Constant};
+use lily_gpu::timing::{Timings, batch_label, stage_label};
 use lily_gpu::{Gpu, GpuDescription, MatrixUnits, Stage};
-use lily_plan::DeviceError;
+use lily_plan::{DeviceError, StageTiming};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_metal::{
@@ -27,7 +27,7 @@ use std::sync::Arc;
 pub struct MetalOptions {
     /// The first work is written to this `.gputrace` document, for Xcode; METAL_CAPTURE_ENABLED=1 must be set.
     pub capture: Option<PathBuf>,
-    /// Each stage is a command buffer of its own, so that [`Metal::take_timings`] tells stages apart. Slower.
+    /// Each stage is a command buffer of its own, so that [`Gpu::take_timings`] tells stages apart. Slower.
     pub stage_timing: bool,
 }
 
@@ -156,12 +156,6 @@ impl Metal {
     /// Which Mac this is.
     pub fn machine(&self) -> &Machine {
         &self.machine
-    }
-
-    /// The GPU's own times of the work that was waited for since this was last called: by stage with
-    /// [`MetalOptions::stage_timing`], otherwise by command buffer.
-    pub fn take_timings(&mut self) -> Vec<Timing> {
-        self.timings.take()
     }
 
     /// Writes the next work that is sent off, up to the next wait, to a `.gputrace` document.
@@ -322,7 +316,9 @@ impl Gpu for Metal {
                 sent.buffer.waitUntilCompleted();
                 self.ended += 1;
                 let (begin, end) = (sent.buffer.GPUStartTime(), sent.buffer.GPUEndTime());
-                self.timings.add(&sent.label, begin, end);
+                // Zeros are of what never ran.
+                let seconds = if begin > 0.0 { end - begin } else { 0.0 };
+                self.timings.add(&sent.label, seconds.max(0.0) * 1e6);
                 first = first.or_else(|| self.fault(&sent));
             }
             self.capture.stop();
@@ -331,6 +327,11 @@ impl Gpu for Metal {
             }
             first.map_or(Ok(()), Err)
         })
+    }
+
+    /// By stage with [`MetalOptions::stage_timing`], otherwise by command buffer.
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        self.timings.take()
     }
 
     fn idle(&mut self) {

@@ -116,6 +116,18 @@ pub struct DeviceDescription {
     pub workers: usize,
 }
 
+/// How long a device's own clock says that stages of one kind took.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct StageTiming {
+    /// The kernels of the stage, in their order; or of what else was timed as a whole.
+    pub label: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// Microseconds in all, each from its beginning to its end. In that is what it costs to time a stage by itself, so
+    /// that the sum over stages is more than an untimed run takes.
+    pub microseconds: f64,
+}
+
 /// Sees each step of an execution; slow, for tests and tools.
 pub trait Observer {
     /// Called when step `index` has run. `read` gives any scratch value alive at that moment as f32
@@ -279,6 +291,10 @@ pub trait Device: Send {
     ) -> Result<Box<dyn SessionState>, DeviceError>;
     /// Runs `plan`; on success each session has moved on by its rows. On error no session has changed.
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError>;
+    /// What the device's own clock says of the work since this was last asked, where it was opened to tell; else nothing.
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        Vec::new()
+    }
     /// Decode by chains of runs, where the device has that; why not, where it does not.
     fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str>;
 }

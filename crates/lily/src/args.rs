@@ -113,13 +113,29 @@ pub struct DeviceArguments {
     pub switch_off: Vec<String>,
 }
 
-/// The names of mechanisms that can be turned off.
-fn switch() -> clap::builder::PossibleValuesParser {
+/// A closer look at a GPU.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "A closer look")]
+pub struct WatchArguments {
+    /// Time each stage by the GPU's own clock, and print a table (metal, cuda). Stages are sent off one by one for that, so
+    /// that everything takes longer
+    #[arg(long)]
+    pub stage_times: bool,
+    /// Write the first work to this .gputrace document, for Xcode (metal, with METAL_CAPTURE_ENABLED=1 in the environment)
+    #[arg(long, value_name = "FILE")]
+    pub gpu_trace: Option<PathBuf>,
+}
+
+/// The mechanisms that can be turned off: names, and what they do.
+pub fn switches() -> impl Iterator<Item = (&'static str, &'static str)> {
     let plans = lily_plan::switches::ALL.iter();
     let devices = Switches::ALL.iter();
     let names = plans.map(|switch| (switch.name, switch.what));
-    let names = names.chain(devices.map(|switch| (switch.name, switch.what)));
-    let values = names.map(|(name, what)| PossibleValue::new(name).help(what));
+    names.chain(devices.map(|switch| (switch.name, switch.what)))
+}
+
+fn switch() -> clap::builder::PossibleValuesParser {
+    let values = switches().map(|(name, what)| PossibleValue::new(name).help(what));
     values.collect::<Vec<_>>().into()
 }
 
@@ -402,6 +418,12 @@ pub struct BenchArguments {
     /// Fail unless the kernels that run have this in their name
     #[arg(long, value_name = "TEXT", value_parser = part_of_a_name)]
     pub require_kernels: Option<String>,
+    /// Only print the names that --switch-off takes, one a line
+    #[arg(long)]
+    pub list_switches: bool,
+    /// What the GPU's own clock is to tell
+    #[command(flatten)]
+    pub watch: WatchArguments,
     /// As JSON
     #[arg(long)]
     pub json: bool,

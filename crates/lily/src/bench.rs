@@ -1,13 +1,13 @@
 //! `lily bench`: prefill and decode against the clock.
 
-use crate::args::BenchArguments;
+use crate::args::{BenchArguments, switches};
 use crate::console::Console;
 use crate::failure::Failure;
-use crate::format::{counted, pairs, rate, table};
-use crate::model::{ModelName, Opened, on, open};
+use crate::format::{counted, grouped, pairs, rate, table};
+use crate::model::{ModelName, Opened, on, open_watched};
 use crate::status::Status;
 use lily_engine::{Decode, DeviceDescription, Engine, PlanOutput, Session};
-use lily_plan::{Assumptions, NO_TOKEN, Outcome, SamplingRow};
+use lily_plan::{Assumptions, NO_TOKEN, Outcome, SamplingRow, StageTiming};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
@@ -72,6 +72,9 @@ struct CaseReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     counted_bytes_per_second: Option<f64>,
     seconds: Vec<f64>,
+    /// What the GPU's own clock says of each kind of stage, all repetitions together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stages: Option<Vec<StageTiming>>,
 }
 
 /// Median, least and most.
@@ -103,6 +106,10 @@ impl Spread {
 
 /// Runs the subcommand.
 pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Failure> {
+    if arguments.list_switches {
+        let names: String = switches().map(|(name, _)| format!("{name}\n")).collect();
+        return Console::new(false).print(&names);
+    }
     let mut cases = Vec::new();
     for &context in &arguments.context {
         let of = |kind, tokens: &[usize]| -> Vec<Case> {
@@ -119,7 +126,7 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
     let longest = cases.iter().map(|case| case.positions()).max().unwrap_or(1);
     let mut console = Console::new(false);
     console.status().begin("opening the model");
-    let mut opened = open(model, &arguments.device, Some(longest))?;
+    let mut opened = open_watched(model, &arguments.device, Some(longest), &arguments.watch)?;
     let device = opened.engine.device();
     if let Some(wanted) = &arguments.require_kernels
         && !device.kernels.contains(wanted.as_str())
@@ -130,8 +137,8 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
         ))
         .help("nothing was measured; choose another --device or another --require-kernels"));
     }
-    let seconds = measure(&mut opened.engine, &cases, arguments, &console)?;
-    let report = report(&mut opened, device, &cases, seconds, arguments);
+    let measured = measure(&mut opened.engine, &cases, arguments, &console)?;
+    let report = report(&mut opened, device, &cases, measured, arguments);
     if arguments.json {
         console.print_json(&report)
     } else {
@@ -139,13 +146,36 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
     }
 }
 
-/// Seconds of each repetition of each case.
+/// What a case's repetitions took, by the clock on the wall and by the device's own.
+#[derive(Clone, Default)]
+struct Measured {
+    seconds: Vec<f64>,
+    stages: Vec<StageTiming>,
+}
+
+impl Measured {
+    fn add(&mut self, seconds: f64, stages: Vec<StageTiming>) {
+        self.seconds.push(seconds);
+        for stage in stages {
+            let mut known = self.stages.iter_mut();
+            match known.find(|known| known.label == stage.label) {
+                Some(known) => {
+                    known.runs += stage.runs;
+                    known.microseconds += stage.microseconds;
+                }
+                None => self.stages.push(stage),
+            }
+        }
+    }
+}
+
+/// Each repetition of each case.
 fn measure(
     engine: &mut Engine,
     cases: &[Case],
     arguments: &BenchArguments,
     console: &Console,
-) -> Result<Vec<Vec<f64>>, Failure> {
+) -> Result<Vec<Measured>, Failure> {
     let rounds = arguments.repetitions + 1;
     let mut progress = TokenProgress {
         status: console.status(),
@@ -154,7 +184,7 @@ fn measure(
     };
     progress.status.begin("measuring");
     progress.add(0);
-    let mut seconds = vec![Vec::new(); cases.len()];
+    let mut measured = vec![Measured::default(); cases.len()];
     for round in 0..=arguments.repetitions {
         for index in 0..cases.len() {
             // There and back, so that a machine that warms up or slows down does so for all cases alike.
@@ -163,15 +193,15 @@ fn measure(
             } else {
                 cases.len() - 1 - index
             };
-            let duration = run_once(engine, cases[index], &mut progress)?;
+            let (duration, stages) = run_once(engine, cases[index], &mut progress)?;
             // The first round warms up.
             if round > 0 {
-                seconds[index].push(duration);
+                measured[index].add(duration, stages);
             }
         }
     }
     progress.status.end();
-    Ok(seconds)
+    Ok(measured)
 }
 
 /// How many tokens have been through the model, warm-ups and filled caches included.
@@ -188,13 +218,13 @@ impl TokenProgress<'_> {
     }
 }
 
-/// Seconds of a run. While the clock runs, only the status line goes on, if somebody watches: a few
+/// Seconds of a run, and what the device's own clock tells of it. While the clock runs, only the status line goes on, if somebody watches: a few
 /// microseconds each second.
 fn run_once(
     engine: &mut Engine,
     case: Case,
     progress: &mut TokenProgress<'_>,
-) -> Result<f64, Failure> {
+) -> Result<(f64, Vec<StageTiming>), Failure> {
     let mut session = engine.open_session(case.positions())?;
     // A tokenizer may be empty; a prompt is not.
     let vocabulary = engine.token_limit().max(1);
@@ -208,6 +238,8 @@ fn run_once(
         PlanOutput::State,
         |rows| progress.add(rows),
     )?;
+    // What fills the cache is not asked for.
+    engine.take_timings();
     let start = Instant::now();
     match case.kind {
         Kind::Prefill => {
@@ -235,7 +267,7 @@ fn run_once(
     }
     let duration = start.elapsed().as_secs_f64();
     progress.add(case.tokens);
-    Ok(duration)
+    Ok((duration, engine.take_timings()))
 }
 
 /// Weights that make no finite logits have no speed to be told.
@@ -271,14 +303,14 @@ fn report(
     opened: &mut Opened,
     device: DeviceDescription,
     cases: &[Case],
-    seconds: Vec<Vec<f64>>,
+    measured: Vec<Measured>,
     arguments: &BenchArguments,
 ) -> Report {
     let chunk = opened.engine.options().prefill_chunk;
     let cases = cases
         .iter()
-        .zip(seconds)
-        .map(|(case, seconds)| {
+        .zip(measured)
+        .map(|(case, Measured { seconds, stages })| {
             let rates: Vec<f64> = seconds
                 .iter()
                 .map(|time| case.tokens as f64 / time)
@@ -303,6 +335,7 @@ fn report(
                     .then(|| totals.work.bytes() as f64 * tokens_per_second.median),
                 tokens_per_second,
                 seconds,
+                stages: arguments.watch.stage_times.then_some(stages),
             }
         })
         .collect();
@@ -332,6 +365,10 @@ impl Report {
             ),
         ];
         rows.extend(METHOD.map(|line| ("", line.to_string())));
+        if self.cases.iter().any(|case| case.stages.is_some()) {
+            let note = "stages are timed one by one: everything takes longer than without";
+            rows.push(("", note.into()));
+        }
         let mut text = pairs(&rows);
         let header = [
             "",
@@ -366,8 +403,48 @@ impl Report {
         text.push('\n');
         text.push_str(&table(&rows));
         text.push_str(LEGEND);
+        for case in &self.cases {
+            if let Some(stages) = &case.stages {
+                text.push_str(&stage_table(case, stages));
+            }
+        }
         text
     }
+}
+
+/// What takes the GPU's time, the most first.
+fn stage_table(case: &CaseReport, stages: &[StageTiming]) -> String {
+    let CaseReport {
+        kind,
+        tokens,
+        context,
+        ..
+    } = case;
+    let kind = match kind {
+        Kind::Prefill => "prefill",
+        Kind::Decode => "decode",
+    };
+    let total: f64 = stages.iter().map(|stage| stage.microseconds).sum();
+    let mut sorted: Vec<&StageTiming> = stages.iter().collect();
+    sorted.sort_by(|a, b| b.microseconds.total_cmp(&a.microseconds));
+    let header = ["", "times", "us each", "share", "kernels"];
+    let mut rows = vec![header.map(String::from).to_vec()];
+    rows.extend(sorted.into_iter().map(|stage| {
+        vec![
+            String::new(),
+            grouped(stage.runs),
+            rate(stage.microseconds / stage.runs as f64),
+            format!("{} %", rate(100.0 * stage.microseconds / total)),
+            stage.label.clone(),
+        ]
+    }));
+    format!(
+        "\nStages of {kind}, {} behind {}, each timed for itself: {} ms of the GPU\n\n{}",
+        counted(*tokens, "token"),
+        grouped(*context as u64),
+        rate(total / 1e3),
+        table(&rows)
+    )
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `lily inspect`: what a checkpoint is, and what it would take to run it here.
 
-use crate::args::InspectArguments;
+use crate::args::{InspectArguments, WatchArguments};
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{bytes, counted, grouped, pairs, rate, table};
@@ -44,7 +44,11 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
         std::slice::from_ref(&machine),
     );
     // A checkpoint that cannot run here can still be looked at.
-    let running = match open_device(checkpoint.clone(), &arguments.device) {
+    let running = match open_device(
+        checkpoint.clone(),
+        &arguments.device,
+        &WatchArguments::default(),
+    ) {
         Ok(opened) => Ok(Running::new(&opened, precision, arguments, longest)),
         Err(failure @ Failure::Usage(_)) => return Err(failure),
         Err(failure) => Err(failure.to_text().trim().to_string()),

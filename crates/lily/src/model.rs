@@ -1,6 +1,6 @@
 //! Opens a model and a device. The embedded model stands in where none is named.
 
-use crate::args::{DeviceArguments, DeviceChoice};
+use crate::args::{DeviceArguments, DeviceChoice, WatchArguments};
 use crate::failure::Failure;
 use crate::format::counted;
 use crate::without::Without;
@@ -136,12 +136,22 @@ pub struct OpenedDevice {
 pub fn open_device(
     checkpoint: Arc<Checkpoint>,
     arguments: &DeviceArguments,
+    watch: &WatchArguments,
 ) -> Result<OpenedDevice, Failure> {
     let choice = match arguments.device {
         DeviceChoice::Auto if cfg!(target_os = "macos") => DeviceChoice::Metal,
         DeviceChoice::Auto => DeviceChoice::Cpu,
         other => other,
     };
+    if watch.gpu_trace.is_some() && choice != DeviceChoice::Metal {
+        return Err(Failure::usage("--gpu-trace is for --device metal"));
+    }
+    if watch.stage_times && !matches!(choice, DeviceChoice::Metal | DeviceChoice::Cuda) {
+        return Err(
+            Failure::usage("--stage-times is for GPUs, which have a clock of their own")
+                .help("give --device metal or cuda"),
+        );
+    }
     let (_, on_device) = turned_off(arguments);
     let mut switches = Switches::default();
     for name in &on_device {
@@ -163,12 +173,20 @@ pub fn open_device(
         ),
         #[cfg(target_os = "linux")]
         DeviceChoice::Cuda => {
-            let gpu = lily_cuda::Cuda::open(lily_cuda::CudaOptions::default()).map_err(failed)?;
+            let gpu = lily_cuda::Cuda::open(lily_cuda::CudaOptions {
+                stage_timing: watch.stage_times,
+                ..lily_cuda::CudaOptions::default()
+            })
+            .map_err(failed)?;
             open_gpu(gpu, &checkpoint, switches)
         }
         #[cfg(target_os = "macos")]
         DeviceChoice::Metal => {
-            let gpu = lily_metal::open(lily_metal::MetalOptions::default()).map_err(failed)?;
+            let gpu = lily_metal::open(lily_metal::MetalOptions {
+                capture: watch.gpu_trace.clone(),
+                stage_timing: watch.stage_times,
+            })
+            .map_err(failed)?;
             open_gpu(gpu, &checkpoint, switches)
         }
         #[cfg(not(target_os = "linux"))]
@@ -255,9 +273,19 @@ pub fn open(
     arguments: &DeviceArguments,
     context: Option<usize>,
 ) -> Result<Opened, Failure> {
+    open_watched(path, arguments, context, &WatchArguments::default())
+}
+
+/// The same with a closer look at the device.
+pub fn open_watched(
+    path: Option<&Path>,
+    arguments: &DeviceArguments,
+    context: Option<usize>,
+    watch: &WatchArguments,
+) -> Result<Opened, Failure> {
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
-    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments)?;
+    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments, watch)?;
     let device: Box<dyn Device> = match arguments.switch_off.as_slice() {
         [] => device,
         names => Box::new(Without {

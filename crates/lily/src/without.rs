@@ -2,7 +2,7 @@
 
 use lily_plan::{
     Device, DeviceDescription, DeviceError, Launch, Outcome, Plan, Precision, RunAhead,
-    SessionBytes, SessionState,
+    SessionBytes, SessionState, StageTiming,
 };
 use std::sync::Arc;
 
@@ -47,6 +47,10 @@ impl Device for Without {
 
     fn suit(&self, plan: Plan) -> Plan {
         self.device.suit(plan)
+    }
+
+    fn take_timings(&mut self) -> Vec<StageTiming> {
+        self.device.take_timings()
     }
 
     fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {

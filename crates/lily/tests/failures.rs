@@ -67,6 +67,18 @@ fn wrong_usage_ends_with_2() {
             "--switch-off packed-heads is for GPU devices",
         ),
         (&["run", "--switch-off", "gravity", "x"], "packed-heads"),
+        (
+            &["bench", "--device", "cpu", "--stage-times"],
+            "--stage-times is for GPUs",
+        ),
+        (
+            &["bench", "--device", "emulated", "--stage-times"],
+            "give --device metal or cuda",
+        ),
+        (
+            &["bench", "--device", "cuda", "--gpu-trace", "x.gputrace"],
+            "--gpu-trace is for --device metal",
+        ),
         (&["run", "--device", "abacus", "x"], "abacus"),
         (&["run", "--precision", "f8", "x"], "f8"),
         (&["run", "--model", "/no/such/model", "x"], "/no/such/model"),

@@ -357,6 +357,24 @@ fn another_reference_sets_its_own_thresholds() {
     lily(&["verify", "--model", model.to_str().unwrap()]).failed(2, "--reference");
 }
 
+/// What the list has, the command line takes: `docs/on-a-mac.md` goes through it.
+#[test]
+fn each_switch_of_the_list_can_be_given() {
+    let list = lily(&["bench", "--list-switches"]).worked().output;
+    let names: Vec<&str> = list.lines().collect();
+    for known in ["fused-delta-step", "packed-heads", "run-ahead"] {
+        assert!(names.contains(&known), "{list}");
+    }
+    for name in names {
+        assert_eq!(
+            lily(&["bench", "--list-switches", "--switch-off", name])
+                .worked()
+                .output,
+            list
+        );
+    }
+}
+
 /// A mechanism that is off is in every report of what ran, and changes what ran.
 #[test]
 fn a_mechanism_that_is_turned_off_is_told() {

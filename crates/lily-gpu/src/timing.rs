@@ -1,35 +1,19 @@
-//! What the GPU's clock says of the work that was waited for.
+//! What a GPU's clock says of the work that was waited for.
 
-/// How long the GPU took for command buffers of one label.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Timing {
-    /// The kernels, in their order: of a stage where stages are timed, otherwise the first and last of the command
-    /// buffer.
-    pub label: String,
-    /// How often it ran.
-    pub runs: u64,
-    /// Microseconds in all, from the GPU's beginning to its end of each command buffer. In that is what a command
-    /// buffer costs by itself, so the sum over stages is more than an untimed run takes.
-    pub microseconds: f64,
-}
+use lily_plan::StageTiming;
 
 /// Times by label, in the order in which labels came. Labels are made of kernels' names, so there are only so many.
 #[derive(Debug, Default)]
-pub(crate) struct Timings(Vec<Timing>);
+pub struct Timings(Vec<StageTiming>);
 
 impl Timings {
-    /// Adds one run that took from `begin` to `end` in seconds. Metal gives zeros for what never ran.
-    pub fn add(&mut self, label: &str, begin: f64, end: f64) {
-        let microseconds = if begin > 0.0 && end > begin {
-            (end - begin) * 1e6
-        } else {
-            0.0
-        };
+    /// Adds one run.
+    pub fn add(&mut self, label: &str, microseconds: f64) {
         if let Some(timing) = self.0.iter_mut().find(|timing| timing.label == label) {
             timing.runs += 1;
             timing.microseconds += microseconds;
         } else {
-            self.0.push(Timing {
+            self.0.push(StageTiming {
                 label: label.to_string(),
                 runs: 1,
                 microseconds,
@@ -38,13 +22,13 @@ impl Timings {
     }
 
     /// All so far; empty from then on.
-    pub fn take(&mut self) -> Vec<Timing> {
+    pub fn take(&mut self) -> Vec<StageTiming> {
         std::mem::take(&mut self.0)
     }
 }
 
 /// The label of a stage: its kernels, each once, with how many dispatches it has.
-pub(crate) fn stage_label<'a>(kernels: impl Iterator<Item = &'a str>) -> String {
+pub fn stage_label<'a>(kernels: impl Iterator<Item = &'a str>) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
     for kernel in kernels {
         match counts.iter_mut().find(|(known, _)| *known == kernel) {
@@ -60,7 +44,7 @@ pub(crate) fn stage_label<'a>(kernels: impl Iterator<Item = &'a str>) -> String 
 }
 
 /// The label of a command buffer of several stages: its first and its last kernel.
-pub(crate) fn batch_label<'a>(mut kernels: impl DoubleEndedIterator<Item = &'a str>) -> String {
+pub fn batch_label<'a>(mut kernels: impl DoubleEndedIterator<Item = &'a str>) -> String {
     match (kernels.next(), kernels.next_back()) {
         (Some(first), Some(last)) => format!("{first} … {last}"),
         (Some(only), None) => only.to_string(),
@@ -75,10 +59,10 @@ mod tests {
     #[test]
     fn runs_of_a_label_add_up_in_order_of_appearance() {
         let mut timings = Timings::default();
-        timings.add("b", 1.0, 1.5);
-        timings.add("a", 2.0, 2.25);
-        timings.add("b", 3.0, 3.5);
-        timings.add("c", 0.0, 0.0);
+        timings.add("b", 0.5e6);
+        timings.add("a", 0.25e6);
+        timings.add("b", 0.5e6);
+        timings.add("c", 0.0);
         let found = timings.take();
         let expected = [("b", 2, 1e6), ("a", 1, 250_000.0), ("c", 1, 0.0)];
         assert_eq!(found.len(), 3);

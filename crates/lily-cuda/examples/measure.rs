@@ -1,8 +1,9 @@
 //! Checks and times the kernels on an NVIDIA GPU, in one go:
 //!
-//! `cargo run --release -p lily-cuda --example measure -- [quick] [presets] [check] [speed] [steps]`
+//! `cargo run --release -p lily-cuda --example measure -- [quick] [latency] [presets] [check] [speed] [steps]`
 //!
 //! - `quick`: the goldens, and every step of fused plans of small models against the reference;
+//! - `latency`: what steps cost that do next to nothing;
 //! - `presets`: whether what the host writes is there when kernels run;
 //! - `check`: every step of small models against the reference, and the recorded goldens;
 //! - `speed`: decode and prefill of a model of the real shapes with random weights (19.5 GB in TMPDIR);
@@ -11,7 +12,7 @@
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
 use lily_cuda::{Cuda, CudaOptions};
-use lily_gpu::{GpuDevice, GpuOptions};
+use lily_gpu::{GpuDevice, GpuOptions, Stage};
 use lily_plan::{
     Assumptions, Device, ElementType, Launch, Observer, Operation, Phase, Plan, PlanBuilder,
     PlanClass, PlanOutput, Precision, ScratchId, SessionState,
@@ -31,6 +32,9 @@ fn main() {
     let gpu = Cuda::open(CudaOptions::default()).expect("a GPU");
     println!("{:?}", lily_gpu::Gpu::describe(&gpu));
     drop(gpu);
+    if wants("latency") {
+        latency();
+    }
     if wants("presets") {
         presets_arrive();
     }
@@ -100,6 +104,77 @@ fn check(quick: bool) {
                 );
             }
         }
+    }
+}
+
+/// What steps cost that do next to nothing: one behind the other, two side by side, and in a single threadgroup.
+fn latency() {
+    const STEPS: usize = 500;
+    let mut device = device(&Synthetic::small(json!({})).open());
+    let class = PlanClass {
+        phase: Phase::Decode,
+        precision: Precision::F32,
+        rows: 1,
+        context: 4_096,
+        output: PlanOutput::State,
+    };
+    let config = device.model().config.clone();
+    let mut session = device.new_session(Precision::F32, 256).expect("room");
+    for (what, beside, route) in [
+        ("sums of a row, one behind the other", 1, false),
+        ("two of them side by side, and so on", 2, false),
+        ("choices of experts, one behind the other", 1, true),
+    ] {
+        let mut builder = PlanBuilder::new(device.model(), class);
+        let wide = |builder: &mut PlanBuilder, columns| {
+            builder.scratch("value", 1, columns, ElementType::F32)
+        };
+        let mut last = vec![wide(&mut builder, config.hidden_size); beside];
+        let first = last[0];
+        let mut kept = Vec::new();
+        for _ in 0..STEPS {
+            if route {
+                // Their order is given below: they have none of their own.
+                let logits = wide(&mut builder, config.experts);
+                let ids = builder.scratch("ids", 1, config.experts_per_token, ElementType::U32);
+                let weights = wide(&mut builder, config.experts_per_token);
+                builder.push(Operation::Route {
+                    logits,
+                    ids,
+                    weights,
+                });
+                kept.extend([ids, weights]);
+                continue;
+            }
+            for last in &mut last {
+                let output = wide(&mut builder, config.hidden_size);
+                builder.push(Operation::ResidualAdd {
+                    residual: *last,
+                    update: first,
+                    output,
+                });
+                *last = output;
+            }
+        }
+        kept.extend(&last);
+        let plan = Arc::new(builder.finish(None, kept));
+        let sessions = &mut [session.as_mut() as &mut dyn SessionState];
+        let time = |gpu: &mut Cuda, stages: &[Stage<'_, Cuda>]| {
+            let one_by_one: Vec<Stage<'_, Cuda>> = stages
+                .iter()
+                .flatten()
+                .map(|one| vec![one.clone()])
+                .collect();
+            gpu.time(if route { &one_by_one } else { stages }, 10)
+        };
+        let microseconds = device
+            .with_stages(&plan, launch(&[0], sessions, &[]), time)
+            .expect("it runs");
+        println!(
+            "{what}: {:.2} us each ({} steps)",
+            microseconds / STEPS as f64,
+            plan.steps.len()
+        );
     }
 }
 

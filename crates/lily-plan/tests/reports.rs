@@ -209,7 +209,7 @@ fn the_text_shows_the_key_figures() {
         "delta-step 65.9 kB 4.29 MB 33.0 kB 3.74 MFLOP 32 qkv, z, a, b → mixed; updates \
          convolution-history, recurrent-state",
         "norm-projections 14.2 MB – 33.0 kB 50.6 MFLOP 12,352 residual → qkv, z, b, a",
-        "30 41.7 µs 39.0 µs 150 µs norm-projections → delta-step",
+        "30 41.7 µs 26.4 µs 150 µs norm-projections → delta-step",
         "PREFILL: prefill, bf16, 512 rows, context up to 262144, output LastLogits",
         "dispatches 593 1,064",
         "- nothing was measured on Apple hardware: public and third-party figures only",

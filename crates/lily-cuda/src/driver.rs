@@ -161,7 +161,7 @@ impl Driver {
                 reason,
             }
         } else {
-            DeviceError::Launch(format!("{what}: {reason}"))
+            DeviceError::Failed(format!("{what}: {reason}"))
         })
     }
 

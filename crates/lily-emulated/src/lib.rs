@@ -241,7 +241,7 @@ fn check_sentinel(buffer: &SharedBuffer, kernel: &str) -> Result<(), DeviceError
     let mut behind = [0; SENTINEL];
     buffer.read(buffer.len() - SENTINEL, &mut behind);
     if behind.iter().any(|byte| *byte != SENTINEL_BYTE) {
-        return Err(DeviceError::Launch(format!(
+        return Err(DeviceError::Failed(format!(
             "kernel {kernel} wrote behind the end of a buffer"
         )));
     }
@@ -262,7 +262,7 @@ fn constant(constant: &Constant) -> lily_msl::Constant {
 }
 
 fn failure(kernel: &str, error: lily_msl::EmulatorError) -> DeviceError {
-    DeviceError::Launch(format!("kernel {kernel}: {error}"))
+    DeviceError::Failed(format!("kernel {kernel}: {error}"))
 }
 
 impl Gpu for Emulated {

@@ -48,7 +48,7 @@ impl Encoding<'_> {
         label: String,
         follows: bool,
     ) -> Result<Sent, DeviceError> {
-        let none = |what: &str| DeviceError::Launch(format!("Metal made no {what} for {label}"));
+        let none = |what: &str| DeviceError::Failed(format!("Metal made no {what} for {label}"));
         let buffer = self
             .queue
             .commandBufferWithUnretainedReferences()

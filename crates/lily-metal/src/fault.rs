@@ -54,7 +54,7 @@ impl Fault<'_> {
         } else {
             "the GPU could not finish it"
         };
-        DeviceError::Launch(format!(
+        DeviceError::Failed(format!(
             "{label}: {remedy} (Metal says, code {code}: {text})"
         ))
     }

@@ -42,6 +42,9 @@ pub enum DeviceError {
     /// The launch does not fit the plan or the session.
     #[error("launch refused: {0}")]
     Launch(String),
+    /// The device could not do what it should have been able to.
+    #[error("the device failed: {0}")]
+    Failed(String),
 }
 
 /// A session's state on a device: KV cache, convolution histories, recurrent states.

@@ -126,7 +126,13 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
     let longest = cases.iter().map(|case| case.positions()).max().unwrap_or(1);
     let mut console = Console::new(false);
     console.status().begin("opening the model");
-    let mut opened = open_watched(model, &arguments.device, Some(longest), &arguments.watch)?;
+    let mut opened = open_watched(
+        model,
+        &arguments.device,
+        Some(longest),
+        &arguments.watch,
+        console.status(),
+    )?;
     let device = opened.engine.device();
     if let Some(wanted) = &arguments.require_kernels
         && !device.kernels.contains(wanted.as_str())

@@ -48,6 +48,7 @@ pub fn inspect(model: Option<&Path>, arguments: &InspectArguments) -> Result<(),
         checkpoint.clone(),
         &arguments.device,
         &WatchArguments::default(),
+        console.status(),
     ) {
         Ok(opened) => Ok(Running::new(&opened, precision, arguments, longest)),
         Err(failure @ Failure::Usage(_)) => return Err(failure),

@@ -3,6 +3,7 @@
 use crate::args::{DeviceArguments, DeviceChoice, WatchArguments};
 use crate::failure::Failure;
 use crate::format::counted;
+use crate::status::Status;
 use crate::without::Without;
 use lily_checkpoint::{Checkpoint, CheckpointError, DeclaredModel};
 use lily_cpu::{CpuDevice, CpuOptions, Kernels};
@@ -137,6 +138,7 @@ pub fn open_device(
     checkpoint: Arc<Checkpoint>,
     arguments: &DeviceArguments,
     watch: &WatchArguments,
+    status: &Status,
 ) -> Result<OpenedDevice, Failure> {
     let choice = match arguments.device {
         DeviceChoice::Auto if cfg!(target_os = "macos") => DeviceChoice::Metal,
@@ -170,6 +172,7 @@ pub fn open_device(
             Emulated::new(EmulatedOptions::default()),
             &checkpoint,
             switches,
+            status,
         ),
         #[cfg(target_os = "linux")]
         DeviceChoice::Cuda => {
@@ -178,7 +181,7 @@ pub fn open_device(
                 ..lily_cuda::CudaOptions::default()
             })
             .map_err(failed)?;
-            open_gpu(gpu, &checkpoint, switches)
+            open_gpu(gpu, &checkpoint, switches, status)
         }
         #[cfg(target_os = "macos")]
         DeviceChoice::Metal => {
@@ -187,7 +190,7 @@ pub fn open_device(
                 stage_timing: watch.stage_times,
             })
             .map_err(failed)?;
-            open_gpu(gpu, &checkpoint, switches)
+            open_gpu(gpu, &checkpoint, switches, status)
         }
         #[cfg(not(target_os = "linux"))]
         DeviceChoice::Cuda => Err(absent("cuda", "Linux")),
@@ -238,9 +241,12 @@ fn open_gpu<G: Gpu + 'static>(
     gpu: G,
     checkpoint: &Checkpoint,
     switches: Switches,
+    status: &Status,
 ) -> Result<OpenedDevice, Failure> {
     let options = GpuOptions { switches };
-    let device = GpuDevice::new(gpu, checkpoint, options, &mut |_, _| {})
+    status.begin("reading the weights");
+    let mut progress = |done, total| status.advance_bytes(done, total);
+    let device = GpuDevice::new(gpu, checkpoint, options, &mut progress)
         .map_err(|error| Failure::request_of(&error))?;
     Ok(OpenedDevice {
         model: device.model().clone(),
@@ -267,13 +273,14 @@ pub struct Opened {
 }
 
 /// Opens the model at `path` (or the embedded one) on the device asked for. `context` is the longest
-/// sequence, if it is to be shorter than what the model was made for.
+/// sequence, if it is to be shorter than what the model was made for. `status` is told how far the weights are read.
 pub fn open(
     path: Option<&Path>,
     arguments: &DeviceArguments,
     context: Option<usize>,
+    status: &Status,
 ) -> Result<Opened, Failure> {
-    open_watched(path, arguments, context, &WatchArguments::default())
+    open_watched(path, arguments, context, &WatchArguments::default(), status)
 }
 
 /// The same with a closer look at the device.
@@ -282,10 +289,11 @@ pub fn open_watched(
     arguments: &DeviceArguments,
     context: Option<usize>,
     watch: &WatchArguments,
+    status: &Status,
 ) -> Result<Opened, Failure> {
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
-    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments, watch)?;
+    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments, watch, status)?;
     let device: Box<dyn Device> = match arguments.switch_off.as_slice() {
         [] => device,
         names => Box::new(Without {

@@ -36,7 +36,12 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     }
     let mut console = Console::new(arguments.output.quiet);
     console.status().begin("opening the model");
-    let mut opened = open(model, &arguments.device, arguments.context)?;
+    let mut opened = open(
+        model,
+        &arguments.device,
+        arguments.context,
+        console.status(),
+    )?;
     // The prompt may have to be typed.
     console.status().end();
     let text = opened.engine.text().clone();

@@ -1,6 +1,6 @@
 //! The status line: what is being done and for how long, on a terminal, once it takes over a second.
 
-use crate::format::{counted, grouped};
+use crate::format::{bytes, counted, grouped};
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -60,13 +60,18 @@ impl Status {
 
     /// How many tokens are done, of how many if that is known.
     pub fn advance(&self, done: usize, total: Option<usize>) {
+        self.come_to(|now| Come::tokens(done, total, now));
+    }
+
+    /// How many bytes are done, of how many.
+    pub fn advance_bytes(&self, done: u64, total: u64) {
+        self.come_to(|now| Come::bytes(done, total, now));
+    }
+
+    fn come_to(&self, come: impl FnOnce(Instant) -> Come) {
         self.change(|screen, now| {
             if let Some(activity) = &mut screen.activity {
-                activity.tokens = Some(Tokens {
-                    done,
-                    total,
-                    at: now,
-                });
+                activity.come = Some(come(now));
             }
         });
     }
@@ -204,14 +209,40 @@ impl Screen {
 struct Activity {
     label: &'static str,
     began: Instant,
-    tokens: Option<Tokens>,
+    come: Option<Come>,
 }
 
 /// How far it was at some time.
-struct Tokens {
-    done: usize,
-    total: Option<usize>,
+struct Come {
+    /// As people read it.
+    told: String,
+    done: f64,
+    total: Option<f64>,
     at: Instant,
+}
+
+impl Come {
+    fn tokens(done: usize, total: Option<usize>, at: Instant) -> Self {
+        let told = total.map_or_else(
+            || counted(done, "token"),
+            |total| format!("{} of {}", grouped(done as u64), counted(total, "token")),
+        );
+        Come {
+            told,
+            done: done as f64,
+            total: total.map(|total| total as f64),
+            at,
+        }
+    }
+
+    fn bytes(done: u64, total: u64, at: Instant) -> Self {
+        Come {
+            told: format!("{} of {}", bytes(done), bytes(total)),
+            done: done as f64,
+            total: Some(total as f64),
+            at,
+        }
+    }
 }
 
 impl Activity {
@@ -219,28 +250,32 @@ impl Activity {
         Activity {
             label,
             began,
-            tokens: None,
+            come: None,
         }
     }
 
     fn to_text(&self, now: Instant) -> String {
         let label = self.label;
         let seconds = now.saturating_duration_since(self.began).as_secs();
-        let Some(Tokens { done, total, at }) = self.tokens else {
+        let Some(Come {
+            told,
+            done,
+            total,
+            at,
+        }) = &self.come
+        else {
             return format!("{label}: {seconds} s");
         };
-        let Some(total) = total else {
-            return format!("{label}: {}, {seconds} s", counted(done, "token"));
-        };
-        let done_of = format!("{} of {}", grouped(done as u64), counted(total, "token"));
         // What is left is reckoned from when the count was last right.
         let spent = at.saturating_duration_since(self.began).as_secs_f64();
-        let left = total.saturating_sub(done) as f64 * spent / done as f64
-            - now.saturating_duration_since(at).as_secs_f64();
-        if done > 0 && left > 0.5 {
-            format!("{label}: {done_of}, {seconds} s, about {left:.0} s left")
+        let left = total.map_or(0.0, |total| {
+            (total - done).max(0.0) * spent / done
+                - now.saturating_duration_since(*at).as_secs_f64()
+        });
+        if *done > 0.0 && left > 0.5 {
+            format!("{label}: {told}, {seconds} s, about {left:.0} s left")
         } else {
-            format!("{label}: {done_of}, {seconds} s")
+            format!("{label}: {told}, {seconds} s")
         }
     }
 }
@@ -266,19 +301,13 @@ mod tests {
         let mut activity = Activity::new("reading the prompt", start);
         let at = |seconds| after(start, seconds);
         assert_eq!(activity.to_text(at(4.2)), "reading the prompt: 4 s");
-        let tokens = |done, total, seconds| {
-            Some(Tokens {
-                done,
-                total,
-                at: at(seconds),
-            })
-        };
-        activity.tokens = tokens(0, Some(3_000), 0.0);
+        let tokens = |done, total, seconds| Some(Come::tokens(done, total, after(start, seconds)));
+        activity.come = tokens(0, Some(3_000), 0.0);
         assert_eq!(
             activity.to_text(at(4.0)),
             "reading the prompt: 0 of 3,000 tokens, 4 s"
         );
-        activity.tokens = tokens(1_000, Some(3_000), 4.0);
+        activity.come = tokens(1_000, Some(3_000), 4.0);
         assert_eq!(
             activity.to_text(at(5.0)),
             "reading the prompt: 1,000 of 3,000 tokens, 5 s, about 7 s left"
@@ -289,8 +318,17 @@ mod tests {
             "reading the prompt: 1,000 of 3,000 tokens, 99 s"
         );
         let mut activity = Activity::new("answering", start);
-        activity.tokens = tokens(120, None, 9.0);
+        activity.come = tokens(120, None, 9.0);
         assert_eq!(activity.to_text(at(9.0)), "answering: 120 tokens, 9 s");
+        activity.come = Some(Come::bytes(
+            5_000_000_000,
+            19_500_000_000,
+            after(start, 4.0),
+        ));
+        assert_eq!(
+            activity.to_text(after(start, 4.0)),
+            "answering: 5.00 GB of 19.5 GB, 4 s, about 12 s left"
+        );
     }
 
     #[test]

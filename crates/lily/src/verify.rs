@@ -242,7 +242,7 @@ pub fn verify(model: Option<&Path>, arguments: &VerifyArguments) -> Result<(), F
     };
     let mut console = Console::new(false);
     console.status().begin("opening the model");
-    let mut opened = open(model, &arguments.device, None)?;
+    let mut opened = open(model, &arguments.device, None, console.status())?;
     let vocabulary = opened.engine.model().config.vocab_size;
     reference.check_ids(vocabulary, &source, &arguments.record)?;
     let start = Instant::now();

@@ -138,6 +138,7 @@ impl Device for CpuDevice {
             Kernels::Reference => "reference (plain loops)".to_string(),
         };
         DeviceDescription {
+            reason: String::new(),
             device: "cpu".into(),
             hardware: processor_name(),
             kernels,

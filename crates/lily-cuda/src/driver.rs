@@ -3,7 +3,7 @@
 use lily_plan::DeviceError;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A handle of the driver's.
 pub type Handle = *mut c_void;
@@ -80,6 +80,8 @@ pub struct Driver {
     context: Handle,
     stream: Handle,
     device: c_int,
+    /// What went wrong where nobody could be told.
+    fault: Mutex<Option<DeviceError>>,
 }
 
 // SAFETY: the driver's handles are not tied to a thread; each call makes the context current first, and callers are
@@ -110,6 +112,7 @@ impl Driver {
             context: null_mut(),
             stream: null_mut(),
             device: 0,
+            fault: Mutex::new(None),
         };
         // SAFETY: called before every other function, as it must be; all pointers are valid for the calls.
         unsafe {
@@ -163,6 +166,20 @@ impl Driver {
         } else {
             DeviceError::Failed(format!("{what}: {reason}"))
         })
+    }
+
+    /// Keeps the first error for whoever waits next.
+    fn remember(&self, result: Result<(), DeviceError>) {
+        if let Err(error) = result {
+            let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+            fault.get_or_insert(error);
+        }
+    }
+
+    /// Tells what went wrong before where nobody could be told.
+    pub fn tell_fault(&self) -> Result<(), DeviceError> {
+        let mut fault = self.fault.lock().unwrap_or_else(PoisonError::into_inner);
+        fault.take().map_or(Ok(()), Err)
     }
 
     fn current(&self) -> Result<(), DeviceError> {
@@ -398,42 +415,48 @@ pub struct DeviceBuffer {
 impl DeviceBuffer {
     /// Copies to it. The bytes are there when this returns: what is sent off later finds them, and so does
     /// [`read`](Self::read). (A copy outside of the stream may still be on its way when it has returned, and work in
-    /// the stream would not wait for it.)
+    /// the stream would not wait for it.) Whoever waits next is told where the GPU has failed.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes, "within the buffer");
-        self.driver.current().expect("the GPU was there");
+        self.driver.remember(self.try_to_write(offset, bytes));
+    }
+
+    fn try_to_write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let driver = &self.driver;
+        driver.current()?;
         // SAFETY: the range lies in this buffer; no work that uses it is unfinished, by the contract of `Gpu`. The bytes
         // are borrowed until the stream has been waited for.
         let status = unsafe {
-            (self.driver.functions.copy_in)(
+            (driver.functions.copy_in)(
                 self.address + offset as u64,
                 bytes.as_ptr().cast(),
                 bytes.len(),
-                self.driver.stream,
+                driver.stream,
             )
         };
-        self.driver
-            .check(status, "copying to the GPU", 0)
-            .and_then(|()| self.driver.synchronize())
-            .expect("the GPU was there");
+        driver.check(status, "copying to the GPU", 0)?;
+        driver.synchronize()
     }
 
-    /// Copies from it.
+    /// Copies from it. Where the GPU has failed, whoever waits next is told, and nothing is copied.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset + bytes.len() <= self.bytes, "within the buffer");
-        self.driver.current().expect("the GPU was there");
+        self.driver.remember(self.try_to_read(offset, bytes));
+    }
+
+    fn try_to_read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let driver = &self.driver;
+        driver.current()?;
         // SAFETY: the range lies in this buffer, and nothing unfinished writes it, by the contract of `Gpu`. The copy does
         // not wait for the stream, which was made not to be in step with others.
         let status = unsafe {
-            (self.driver.functions.copy_out)(
+            (driver.functions.copy_out)(
                 bytes.as_mut_ptr().cast(),
                 self.address + offset as u64,
                 bytes.len(),
             )
         };
-        self.driver
-            .check(status, "copying from the GPU", 0)
-            .expect("the GPU was there");
+        driver.check(status, "copying from the GPU", 0)
     }
 }
 

@@ -165,6 +165,7 @@ impl Gpu for Cuda {
                 "tensor cores by mma ({}, NVRTC {major}.{minor})",
                 self.architecture
             ),
+            reason: String::new(),
         }
     }
 
@@ -272,7 +273,8 @@ impl Gpu for Cuda {
 
     fn wait(&mut self) -> Result<(), DeviceError> {
         self.marks.clear();
-        self.driver.synchronize()
+        self.driver.synchronize()?;
+        self.driver.tell_fault()
     }
 
     fn mark(&mut self) -> Result<u64, DeviceError> {
@@ -284,11 +286,11 @@ impl Gpu for Cuda {
 
     fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError> {
         let behind = self.marks.partition_point(|(known, _)| *known <= mark);
-        match self.marks.drain(..behind).next_back() {
-            Some((_, event)) => event.wait(),
-            // It was waited for before.
-            None => Ok(()),
+        // None where it was waited for before.
+        if let Some((_, event)) = self.marks.drain(..behind).next_back() {
+            event.wait()?;
         }
+        self.driver.tell_fault()
     }
 
     fn take_timings(&mut self) -> Vec<StageTiming> {

@@ -275,7 +275,8 @@ impl Gpu for Emulated {
             hardware: "Metal kernels emulated on this processor".into(),
             cores: 1,
             matrix_units: self.options.matrix_units,
-            matrices: format!("{:?}, emulated", self.options.matrix_units),
+            matrices: format!("{}, emulated", self.options.matrix_units),
+            reason: String::new(),
         }
     }
 

@@ -214,7 +214,11 @@ fn a_chain_leaves_what_single_runs_leave() {
         assert_eq!(found, expected, "{parameters:?}");
         assert_eq!(chains, 2);
         assert!(bench.state(0) == state, "{parameters:?}");
-        assert!(found.iter().any(|token| found[..5].contains(token)));
+        let again = found[5..].iter().any(|token| found[..5].contains(token));
+        assert!(
+            again || !parameters.has_penalties(),
+            "penalties of tokens that came before"
+        );
     }
 }
 

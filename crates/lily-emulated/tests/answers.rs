@@ -7,10 +7,11 @@ use common::device_with;
 use lily_checkpoint::Checkpoint;
 use lily_emulated::EmulatedOptions;
 use lily_engine::{
-    CancelFlag, Engine, EngineOptions, FinishReason, Generation, GenerationRequest, Pace, Progress,
-    SamplingParameters, TextModel, TokenChoice,
+    CancelFlag, Decode, Engine, EngineOptions, FinishReason, Generation, GenerationRequest, Pace,
+    PlanOutput, Progress, SamplingParameters, Session, TextModel, TokenChoice,
 };
 use lily_gpu::Switches;
+use lily_plan::SamplingRow;
 use lily_testing::repository;
 use std::sync::Arc;
 
@@ -173,4 +174,56 @@ fn steps_ahead_change_nothing_that_can_be_seen() {
     assert_eq!(ahead, one_by_one);
     assert!(matches!(ahead[1].0, Some(FinishReason::StopToken(_))));
     assert!(matches!(ahead[2].0, Some(FinishReason::StopText(_))));
+}
+
+/// Whatever a caller decodes next, it gets what it would get of steps that are not sent off ahead.
+#[test]
+fn a_step_that_was_not_foreseen_is_computed_anew() {
+    let mut off = Switches::default();
+    assert!(off.turn_off("run-ahead"));
+    let mut last = Vec::new();
+    let found = [off, Switches::default()].map(|switches| {
+        let mut engine = engine(switches);
+        let mut session = engine.open_session(64).unwrap();
+        let parameters = SamplingParameters {
+            temperature: 1.0,
+            seed: 8,
+            ..SamplingParameters::default()
+        };
+        let mut step = 0;
+        let mut decode =
+            |session: &mut Session, token, draw, allowed: Option<&[u32]>, stops: &[u32]| {
+                let decode = Decode {
+                    output: PlanOutput::Sampled,
+                    sampling: SamplingRow {
+                        parameters: &parameters,
+                        step: draw,
+                        history: &[],
+                        allowed,
+                    },
+                    stops,
+                    goes_on: true,
+                };
+                step += 1;
+                let outcome = engine.decode_next(session, token, &decode).unwrap();
+                assert_eq!(session.tokens().len(), step);
+                outcome.tokens[0]
+            };
+        let first = decode(&mut session, 100, 0, None, &[]);
+        // The foreseen token with a mask that nobody foresaw.
+        let mut mask = vec![0; 128];
+        mask[10] = 1 << 5;
+        let masked = decode(&mut session, first, 1, Some(&mask), &[]);
+        assert_eq!(masked, 325);
+        let third = decode(&mut session, masked, 2, None, &[]);
+        // Another draw; another token; the token that was to end the text.
+        let fourth = decode(&mut session, third, 7, None, &[]);
+        let fifth = decode(&mut session, fourth ^ 1, 8, None, &[]);
+        // The second time it is known which that is.
+        let sixth = decode(&mut session, fifth, 20, None, &last);
+        last = vec![sixth];
+        let seventh = decode(&mut session, sixth, 21, None, &[]);
+        [first, masked, third, fourth, fifth, sixth, seventh]
+    });
+    assert_eq!(found[0], found[1]);
 }

@@ -54,37 +54,37 @@ fn matrix_units_are_those_that_are_left() {
             MatrixUnits::PackedTensorOperations,
             "",
             "packed",
-            "PackedTensorOperations, emulated",
+            "tensor operations of Metal 4 on codes of four bits, emulated",
         ),
         (
             MatrixUnits::PackedTensorOperations,
             "packed-codes",
             "tensor",
-            "tensor operations of Metal 4 (others are switched off)",
+            "tensor operations of Metal 4",
         ),
         (
             MatrixUnits::PackedTensorOperations,
             "tensor-operations",
             "tile",
-            "simdgroup matrices (others are switched off)",
+            "simdgroup matrices",
         ),
         (
             MatrixUnits::TensorOperations,
             "tensor-operations",
             "tile",
-            "simdgroup matrices (others are switched off)",
+            "simdgroup matrices",
         ),
         (
             MatrixUnits::TensorOperations,
             "packed-codes",
             "tensor",
-            "TensorOperations, emulated",
+            "tensor operations of Metal 4, emulated",
         ),
         (
             MatrixUnits::SimdgroupMatrices,
             "tensor-operations",
             "tile",
-            "SimdgroupMatrices, emulated",
+            "simdgroup matrices, emulated",
         ),
     ] {
         let mut switches = Switches::default();

@@ -3,7 +3,7 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
-use lily_plan::{Chain, Launch, Outcome, PlanOutput, STOPPED, SamplingRow};
+use lily_plan::{Chain, DeviceError, Launch, NO_TOKEN, Outcome, PlanOutput, STOPPED, SamplingRow};
 use std::fmt;
 
 /// How one token after another is decoded.
@@ -41,9 +41,40 @@ impl fmt::Display for Pace {
 /// Runs that a device has been sent for a session.
 pub(crate) struct Underway {
     chain: Chain,
-    output: PlanOutput,
-    /// The token that the run under way decodes.
+    /// What the run under way decodes; nothing where the text ended before it.
+    next: Option<Next>,
+}
+
+/// A step as far as the device has made it up by itself.
+#[derive(PartialEq)]
+struct Next {
     token: u32,
+    output: PlanOutput,
+    /// Number of the draw, where there is one.
+    draw: Option<u64>,
+    /// A mask is the host's to say: no step ahead has one.
+    is_masked: bool,
+}
+
+impl Next {
+    fn of(token: u32, decode: &Decode<'_>) -> Self {
+        Next {
+            token,
+            output: decode.output,
+            draw: (decode.output == PlanOutput::Sampled).then_some(decode.sampling.step),
+            is_masked: decode.sampling.allowed.is_some(),
+        }
+    }
+
+    /// What follows this step if it has chosen `token`.
+    fn then(self, token: u32, stops: &[u32]) -> Option<Self> {
+        (token != NO_TOKEN && !stops.contains(&token)).then_some(Next {
+            token,
+            output: self.output,
+            draw: self.draw.map(|draw| draw + 1),
+            is_masked: false,
+        })
+    }
 }
 
 impl Engine {
@@ -59,7 +90,10 @@ impl Engine {
     }
 
     /// Decodes `token`, as [`decode`](Self::decode) does, and sends the next step off with it where
-    /// [`pace`](Self::pace) says so: there the outcome has no logits.
+    /// [`pace`](Self::pace) says so.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode). Where a run has failed that was sent off, the session is empty afterwards.
     pub fn decode_next(
         &mut self,
         session: &mut Session,
@@ -72,11 +106,7 @@ impl Engine {
             } = *decode;
             return self.decode_with(session, token, output, &[sampling]);
         }
-        let tokens = self.decode_ahead(session, token, decode);
-        if tokens.is_err() {
-            session.reset();
-        }
-        let tokens = tokens?;
+        let tokens = self.decode_ahead(session, token, decode)?;
         Ok(Outcome {
             logits: Vec::new(),
             tokens,
@@ -89,10 +119,9 @@ impl Engine {
         token: u32,
         decode: &Decode<'_>,
     ) -> Result<Vec<u32>, EngineError> {
-        let known = session
-            .underway
-            .take_if(|known| (known.token, known.output) == (token, decode.output));
-        let chain = match known {
+        let step = Next::of(token, decode);
+        let is_next = |known: &mut Underway| known.next.as_ref() == Some(&step);
+        let chain = match session.underway.take_if(is_next) {
             Some(known) => known.chain,
             None => self.begin(session, token, decode)?,
         };
@@ -100,15 +129,22 @@ impl Engine {
             unreachable!("it could when the chain was begun");
         };
         let sessions = &mut [session.state.as_mut()];
-        let follows = decode.goes_on && device.follow(&chain, sessions)?;
-        let tokens = device.collect(&chain, sessions)?;
+        let mut sent = || {
+            let follows = decode.goes_on && device.follow(&chain, sessions)?;
+            Ok::<_, DeviceError>((follows, device.collect(&chain, sessions)?))
+        };
+        let (follows, tokens) = match sent() {
+            Ok(sent) => sent,
+            Err(error) => {
+                // A run has failed that may have written the session's states.
+                session.reset();
+                return Err(error.into());
+            }
+        };
         session.tokens.push(token);
         if follows {
-            session.underway = Some(Underway {
-                chain,
-                output: decode.output,
-                token: tokens[0],
-            });
+            let next = step.then(tokens[0], decode.stops);
+            session.underway = Some(Underway { chain, next });
         }
         Ok(tokens)
     }

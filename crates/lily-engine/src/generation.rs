@@ -57,6 +57,8 @@ pub enum FinishReason {
     Length,
     /// It was cancelled.
     Cancelled,
+    /// The device or the sampler failed, and said why then.
+    Failed,
 }
 
 /// A chosen token.
@@ -267,8 +269,17 @@ impl Engine {
         })
     }
 
-    /// Does the next bit of work: a chunk of the prompt, or a token.
+    /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.
     pub fn advance(&mut self, generation: &mut Generation) -> Result<Progress, EngineError> {
+        let progress = self.try_to_advance(generation);
+        if progress.is_err() {
+            // What its session holds need not be what it was any more.
+            generation.finished = Some(FinishReason::Failed);
+        }
+        progress
+    }
+
+    fn try_to_advance(&mut self, generation: &mut Generation) -> Result<Progress, EngineError> {
         if generation.finished.is_none() && generation.cancel.is_cancelled() {
             generation.finished = Some(FinishReason::Cancelled);
         }
@@ -282,7 +293,7 @@ impl Engine {
         }
         if generation.max_tokens == 0 {
             generation.finished = Some(FinishReason::Length);
-            return self.advance(generation);
+            return self.try_to_advance(generation);
         }
         self.advance_decode(generation).map(Progress::Token)
     }

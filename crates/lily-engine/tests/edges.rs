@@ -535,6 +535,18 @@ fn logits_that_are_no_numbers_are_an_error_not_a_token() {
             "{error}"
         );
     }
+    // And the generation is at its end.
+    let request = GenerationRequest {
+        prompt: vec![100],
+        ..GenerationRequest::default()
+    };
+    let mut generation = engine.start(None, request, CancelFlag::default()).unwrap();
+    while engine.advance(&mut generation).is_ok() {}
+    let after = engine.advance(&mut generation).unwrap();
+    assert!(
+        matches!(&after, Progress::Finished(end) if end.reason == FinishReason::Failed),
+        "{after:?}"
+    );
 }
 
 #[test]

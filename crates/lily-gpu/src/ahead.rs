@@ -69,7 +69,10 @@ impl<G: Gpu + 'static> GpuDevice<G> {
         let mark = live.marks.pop_front().expect("looked for by the caller");
         let mut gpu = lock(&self.gpu);
         gpu.wait_for(mark)?;
-        Ok(self.chosen(&gpu, &live.plan, index))
+        let tokens = self.chosen(&gpu, &live.plan, index);
+        // The run behind may have failed before they were read.
+        gpu.wait_for(mark)?;
+        Ok(tokens)
     }
 
     /// Sends the run off that `live` is bound to.

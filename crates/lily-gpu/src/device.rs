@@ -244,15 +244,16 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
     fn describe(&self) -> DeviceDescription {
         let gpu = lock(&self.gpu).describe();
         let units = self.options.switches.units(gpu.matrix_units);
-        let kernels = if units == gpu.matrix_units {
-            gpu.matrices
+        let (kernels, reason) = if units == gpu.matrix_units {
+            (gpu.matrices, gpu.reason)
         } else {
-            format!("{units} (others are switched off)")
+            (units.to_string(), "others are switched off".into())
         };
         DeviceDescription {
             device: gpu.device.into(),
             hardware: gpu.hardware,
             kernels,
+            reason,
             workers: gpu.cores,
         }
     }

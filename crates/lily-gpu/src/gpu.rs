@@ -42,8 +42,10 @@ pub struct GpuDescription {
     pub cores: usize,
     /// What multiplies matrices.
     pub matrix_units: MatrixUnits,
-    /// The same for people, and how it was chosen.
+    /// The same for people.
     pub matrices: String,
+    /// How it was chosen; empty where there was nothing to choose.
+    pub reason: String,
 }
 
 /// One argument of a dispatch.
@@ -137,7 +139,8 @@ pub trait Gpu: Send {
     fn allocate(&self, bytes: usize, what: &str) -> Result<Self::Buffer, DeviceError>;
     /// Its address, as kernels find it in other buffers.
     fn address(&self, buffer: &Self::Buffer) -> u64;
-    /// Copies to a buffer that no unfinished work uses.
+    /// Copies to a buffer that no unfinished work uses. Where the machine has failed, whoever waits next is told, here and
+    /// in [`read`](Self::read).
     fn write(&self, buffer: &Self::Buffer, offset: usize, bytes: &[u8]);
     /// Copies from a part of a buffer that no unfinished work writes.
     fn read(&self, buffer: &Self::Buffer, offset: usize, bytes: &mut [u8]);

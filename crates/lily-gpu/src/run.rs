@@ -26,7 +26,9 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             let ready = self.ready(plan, kept, &states);
             let mut gpu = lock(&self.gpu);
             ready.run(&mut gpu, observer)?;
-            ready.outcome(&gpu)
+            let outcome = ready.outcome(&gpu);
+            gpu.wait()?;
+            outcome
         };
         let rows_each = plan.class.rows / states.len();
         states.iter_mut().for_each(|state| state.commit(rows_each));

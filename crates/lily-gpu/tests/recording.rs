@@ -25,6 +25,7 @@ fn gpu() -> GpuDescription {
         cores: 40,
         matrix_units: MatrixUnits::SimdgroupMatrices,
         matrices: "none".into(),
+        reason: String::new(),
     }
 }
 

@@ -31,6 +31,7 @@ fn kernels(plan: &Plan, matrix_units: MatrixUnits, switches: Switches) -> BTreeS
         cores: 40,
         matrix_units,
         matrices: "none".into(),
+        reason: String::new(),
     };
     let layout = StateLayout::new(&plan.model.config, plan.class.precision);
     let recording = record(plan, &layout, &switches, &gpu).unwrap();

@@ -68,6 +68,11 @@ impl Capture {
         Ok(())
     }
 
+    /// Whether one is under way.
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
     /// When the work has been waited for.
     pub fn stop(&mut self) {
         if std::mem::take(&mut self.running) {

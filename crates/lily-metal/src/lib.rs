@@ -1,8 +1,8 @@
 //! The Metal device: the kernels of `kernels/*.metal`, compiled when the program runs, on the GPU of an Apple
 //! Silicon Mac, behind the interface that CUDA and the emulator have too ([`lily_gpu::Gpu`]).
 //!
-//! Outside of macOS there is no Metal, and this crate is empty; tests of what needs no Metal (inlining, the cutting
-//! into command buffers, the reading of errors, the numbers of the probe) are compiled and run everywhere.
+//! Outside of macOS there is no Metal, and this crate is empty; tests of what needs no Metal (inlining, the reading of
+//! errors, the numbers of the probe) are compiled and run everywhere.
 //! Everything else has been type-checked, linted and linked for `aarch64-apple-darwin`, and has never been run.
 //!
 //! - **Memory** is shared: processor and GPU see the same bytes, nothing is copied between them. A `Buffer` owns
@@ -19,7 +19,6 @@
 #![warn(missing_docs)]
 
 // What needs no Metal, so that its tests run everywhere.
-#[cfg(any(target_os = "macos", test))]
 #[cfg(any(target_os = "macos", test))]
 mod fault;
 #[cfg(any(target_os = "macos", test))]

@@ -238,7 +238,8 @@ impl Gpu for Metal {
             hardware: self.machine.hardware(),
             cores: self.machine.cores,
             matrix_units: self.matrices.units,
-            matrices: format!("{} ({})", self.matrices.units, self.matrices.reason),
+            matrices: self.matrices.units.to_string(),
+            reason: self.matrices.reason.clone(),
         }
     }
 
@@ -308,6 +309,12 @@ impl Gpu for Metal {
 
     fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError> {
         autoreleasepool(|_| {
+            // What is being written down is waited for as a whole.
+            let mark = if self.capture.is_running() {
+                u64::MAX
+            } else {
+                mark
+            };
             let mut first = None;
             // What comes behind an error fails too, and says less.
             while (self.ended < mark || first.is_some())
@@ -339,6 +346,8 @@ impl Gpu for Metal {
             if let Some(last) = self.sent.back() {
                 last.buffer.waitUntilCompleted();
             }
+            // What was dropped meanwhile may go, and what is dropped next.
+            self.memory.end_work();
         });
     }
 }

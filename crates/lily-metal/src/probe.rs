@@ -3,7 +3,9 @@
 //! Kernels of prefill exist on simdgroup matrices and on Metal 4's tensor operations (kernels/tensor.h). Which of them
 //! are recorded follows from what the machine says of itself, and that from what is found here.
 
-use lily_gpu::kernels::{Bound, Input, Kernel, Memory, Operand, Output, Region, TileProject};
+use lily_gpu::kernels::{
+    Bound, Input, Kernel, Memory, Operand, Output, Region, TileExperts, TileProject,
+};
 use lily_gpu::{Argument, Cost, Dispatch, Gpu};
 use lily_plan::DeviceError;
 
@@ -28,35 +30,62 @@ const ROWS: usize = 65;
 const OUTPUTS: usize = 68;
 const COLUMNS: usize = 128;
 
+/// Those for experts, which are made and not run: their tiles are those of dense products.
+const EXPERTS_ON_TENSORS: [Tried; 3] = [
+    ("tensor_experts_16", "tensor_experts.metal", 16),
+    ("tensor_experts_32", "tensor_experts.metal", 32),
+    ("tensor_experts_64", "tensor_experts.metal", 64),
+];
+const EXPERTS_ON_CODES: [Tried; 3] = [
+    ("packed_experts_16", "tensor_packed_experts.metal", 16),
+    ("packed_experts_32", "tensor_packed_experts.metal", 32),
+    ("packed_experts_64", "tensor_packed_experts.metal", 64),
+];
+
 /// Runs small products with each size of tile on tensor operations; says what is wrong if anything is. Where all is
 /// right, it tells whether all sizes give the same bits: if not, a prompt's last bits depend on how it is cut into
 /// chunks.
 pub(crate) fn tensors_are_right<G: Gpu>(gpu: &mut G) -> Result<bool, String> {
-    all_are_right(gpu, &ON_TENSORS)
+    all_are_right(gpu, &ON_TENSORS, &EXPERTS_ON_TENSORS)
 }
 
 /// The same for tensor operations that take codes of four bits.
 pub(crate) fn packed_are_right<G: Gpu>(gpu: &mut G) -> Result<bool, String> {
-    all_are_right(gpu, &ON_CODES)
+    all_are_right(gpu, &ON_CODES, &EXPERTS_ON_CODES)
 }
 
-fn all_are_right<G: Gpu>(gpu: &mut G, kernels: &[Tried]) -> Result<bool, String> {
+fn all_are_right<G: Gpu>(
+    gpu: &mut G,
+    kernels: &[Tried],
+    experts: &[Tried],
+) -> Result<bool, String> {
     for tried in kernels {
-        is_right(gpu, *tried)?;
+        for bits in [4, 8] {
+            is_right(gpu, *tried, bits)?;
+        }
+    }
+    for &(name, file, _) in experts {
+        let bound = Bound {
+            name,
+            file,
+            ..experts_bound()
+        };
+        let made = gpu.pipeline(&bound, &bound.constants);
+        made.map_err(|error| error.to_string())?;
     }
     sizes_agree(gpu, kernels)
 }
 
 /// Runs a small product with one kernel and compares its numbers.
-fn is_right<G: Gpu>(gpu: &mut G, tried: Tried) -> Result<(), String> {
-    let product = Product::of_whole_numbers();
+fn is_right<G: Gpu>(gpu: &mut G, tried: Tried, bits: u32) -> Result<(), String> {
+    let product = Product::of_whole_numbers(bits);
     let results = product.run(gpu, tried).map_err(|error| error.to_string())?;
     let pairs = results.iter().zip(&product.expected).enumerate();
     for (at, (found, expected)) in pairs {
         if found != expected {
             let (row, column) = (at / OUTPUTS, at % OUTPUTS);
             return Err(format!(
-                "{} gave {found} for {expected} in row {row}, column {column}",
+                "{} with {bits} bits gave {found} for {expected} in row {row}, column {column}",
                 tried.0
             ));
         }
@@ -83,6 +112,8 @@ struct Product {
     input: Region,
     weights: Region,
     output: Region,
+    /// Bits of a code.
+    bits: u32,
     expected: Vec<f32>,
 }
 
@@ -99,8 +130,8 @@ fn number(row: usize, column: usize, salt: u32) -> i32 {
 
 impl Product {
     /// Every sum of small whole numbers is exact in float, in any order, so results must be equal.
-    fn of_whole_numbers() -> Self {
-        let mut product = Self::new(|number, _| number as f32, (1.0, -8.0));
+    fn of_whole_numbers(bits: u32) -> Self {
+        let mut product = Self::new(bits, |number, _| number as f32, (1.0, -8.0));
         let sums = (0..ROWS * OUTPUTS).map(|index| {
             let (row, output) = (index / OUTPUTS, index % OUTPUTS);
             let terms = (0..COLUMNS).map(|c| number(row, c, 1) * number(output, c, 2));
@@ -113,10 +144,10 @@ impl Product {
     /// Activations of many sizes: sums depend on their order.
     fn of_fractions() -> Self {
         let sizes = |number: i32, column: usize| number as f32 * 1.7_f32.powi(column as i32 % 11);
-        Self::new(sizes, (0.013, -0.1))
+        Self::new(4, sizes, (0.013, -0.1))
     }
 
-    fn new(activation: impl Fn(i32, usize) -> f32, (scale, bias): (f32, f32)) -> Self {
+    fn new(bits: u32, activation: impl Fn(i32, usize) -> f32, (scale, bias): (f32, f32)) -> Self {
         let mut memory = Vec::new();
         let input = place(&mut memory, |memory| {
             for index in 0..ROWS * COLUMNS {
@@ -127,8 +158,11 @@ impl Product {
         // kernels/quantised.h: codes row by row, the first in the lowest bits; then (scale, bias).
         let weights = place(&mut memory, |memory| {
             let code = |index| (number(index / COLUMNS, index % COLUMNS, 2) + 8) as u8;
-            for index in (0..OUTPUTS * COLUMNS).step_by(2) {
-                memory.push(code(index) | code(index + 1) << 4);
+            if bits == 8 {
+                memory.extend((0..OUTPUTS * COLUMNS).map(code));
+            } else {
+                let pairs = (0..OUTPUTS * COLUMNS).step_by(2);
+                memory.extend(pairs.map(|index| code(index) | code(index + 1) << 4));
             }
             for _ in 0..OUTPUTS * COLUMNS / 64 {
                 memory.extend(half(scale));
@@ -143,6 +177,7 @@ impl Product {
             input,
             weights,
             output,
+            bits,
             expected: Vec::new(),
         }
     }
@@ -196,7 +231,7 @@ impl Product {
             outputs_1: 0,
             outputs_2: 0,
             outputs_3: 0,
-            bits_0: 4,
+            bits_0: self.bits,
             bits_1: 4,
             bits_2: 4,
             bits_3: 4,
@@ -222,6 +257,32 @@ impl Product {
         };
         project.bind()
     }
+}
+
+/// Products of gate and up with experts of four bits, as plans have them.
+fn experts_bound() -> Bound {
+    let somewhere = Region {
+        memory: Memory::Arena,
+        offset: 0,
+        bytes: 0,
+    };
+    let experts = TileExperts {
+        kernel: TileExperts::NAMES[0].0,
+        columns: COLUMNS as u32,
+        outputs: OUTPUTS as u32,
+        experts: 4,
+        pairs_a_row: 2,
+        bits: 4,
+        has_up: true,
+        up_bits: 4,
+        output_bfloat: true,
+        input: Input(somewhere),
+        grouping: Input(somewhere),
+        weight: Input(somewhere),
+        up: Some(Input(somewhere)),
+        output: Output(somewhere),
+    };
+    experts.bind()
 }
 
 /// Where in `memory` lies what `fill` adds to it.
@@ -260,7 +321,9 @@ mod tests {
     fn the_small_products_are_what_the_kernels_compute() {
         let mut gpu = Emulated::new(EmulatedOptions::default());
         for tried in ON_MATRICES {
-            is_right(&mut gpu, tried).expect("simdgroup matrices are right");
+            for bits in [4, 8] {
+                is_right(&mut gpu, tried, bits).expect("simdgroup matrices are right");
+            }
         }
         assert_eq!(sizes_agree(&mut gpu, &ON_MATRICES), Ok(true));
         tensors_are_right(&mut gpu).expect("tensor operations are right");
@@ -281,7 +344,7 @@ mod tests {
         let text = text.replace(forwards, backwards);
         let files = kernels().with("tile.h", &text);
         let mut gpu = Emulated::with_sources(files, EmulatedOptions::default());
-        is_right(&mut gpu, ON_MATRICES[0]).expect("whole numbers do not notice");
+        is_right(&mut gpu, ON_MATRICES[0], 4).expect("whole numbers do not notice");
         let backwards = Product::of_fractions().run(&mut gpu, ON_MATRICES[0]);
         let mut gpu = Emulated::new(EmulatedOptions::default());
         let forwards = Product::of_fractions().run(&mut gpu, ON_MATRICES[0]);
@@ -300,9 +363,12 @@ mod tests {
         let text = text.with("tensor.h", &broken);
         let mut gpu = Emulated::with_sources(text, EmulatedOptions::default());
         let error = tensors_are_right(&mut gpu).expect_err("it forgets");
-        assert!(error.starts_with("tensor_project_16 gave "), "{error}");
+        assert!(
+            error.starts_with("tensor_project_16 with 4 bits gave "),
+            "{error}"
+        );
         packed_are_right(&mut gpu).expect("another file");
-        // Codes in the other order.
+        // Half of each scale.
         let text = kernels();
         let (_, broken) = SOURCES
             .iter()
@@ -314,6 +380,9 @@ mod tests {
         let text = text.with("tensor_packed.h", &broken);
         let mut gpu = Emulated::with_sources(text, EmulatedOptions::default());
         let error = packed_are_right(&mut gpu).expect_err("half of the scale");
-        assert!(error.starts_with("packed_project_16 gave "), "{error}");
+        assert!(
+            error.starts_with("packed_project_16 with 4 bits gave "),
+            "{error}"
+        );
     }
 }

@@ -113,8 +113,10 @@ pub struct DeviceDescription {
     pub device: String,
     /// The hardware, as it names itself.
     pub hardware: String,
-    /// Which family of kernels was chosen, and how.
+    /// Which family of kernels was chosen.
     pub kernels: String,
+    /// How it was chosen; empty where there was nothing to choose. It may name others that were not.
+    pub reason: String,
     /// Parallel workers (threads or cores).
     pub workers: usize,
 }

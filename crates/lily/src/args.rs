@@ -344,7 +344,8 @@ pub enum MachineChoice {
     about = "Show what a checkpoint is, what memory it takes and what speed to expect here",
     long_about = "Show a checkpoint's files, tensors, formats and configuration, the memory that a model and \
                   its sessions take, the longest context that fits, and the speed that counting allows here. \
-                  Reads headers only, whatever the size.",
+                  On the processor it reads headers only, whatever the size; a GPU gets the weights, to see that \
+                  they fit.",
     after_help = format!("\
 Examples:
   lily inspect

@@ -281,7 +281,7 @@ fn chosen(outcome: &Outcome) -> Result<u32, Failure> {
     let token = outcome.tokens.first().copied();
     token
         .filter(|&token| token != NO_TOKEN)
-        .ok_or_else(|| Failure::request("the model's logits are no numbers: nothing was measured"))
+        .ok_or_else(|| Failure::request("the device found no token to go on with: the logits are no numbers, or no row of the head has a token"))
 }
 
 fn prefill(

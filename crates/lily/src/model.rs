@@ -159,6 +159,14 @@ pub fn open_device(
     for name in &on_device {
         switches.turn_off(name);
     }
+    if arguments
+        .switch_off
+        .iter()
+        .any(|name| name == "fused-dequantisation")
+    {
+        // Whole matrices are dequantised: there are no codes left to take.
+        switches.turn_off("packed-codes");
+    }
     let on_processor = matches!(choice, DeviceChoice::Cpu | DeviceChoice::Reference);
     if let (true, Some(name)) = (on_processor, on_device.first()) {
         return Err(
@@ -338,8 +346,12 @@ pub fn text_failure(error: EngineError, path: Option<&Path>) -> Failure {
 
 /// Device, hardware and kernels, for people.
 pub fn on(device: &DeviceDescription) -> String {
+    let reason = match device.reason.as_str() {
+        "" => String::new(),
+        reason => format!(" ({reason})"),
+    };
     format!(
-        "{} ({}), kernels {}, {}",
+        "{} ({}), kernels {}{reason}, {}",
         device.device,
         device.hardware,
         device.kernels,

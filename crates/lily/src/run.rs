@@ -335,6 +335,7 @@ impl<'a> Report<'a> {
         let reason = generation.finish_reason();
         let finish_reason = match reason {
             Some(FinishReason::Cancelled) => "cancelled",
+            Some(FinishReason::Failed) => "failed",
             Some(FinishReason::StopToken(_)) if !parsed.tool_calls.is_empty() => "tool_calls",
             Some(FinishReason::StopToken(_) | FinishReason::StopText(_)) => "stop",
             Some(FinishReason::Length) | None => "length",

@@ -260,7 +260,10 @@ fn help_tells_examples_and_exit_codes() {
             "The answer's content goes to standard output as it is made, and nothing else does",
         ),
         ("plan", "Works from a config.json alone."),
-        ("inspect", "Reads headers only, whatever the size."),
+        (
+            "inspect",
+            "On the processor it reads headers only, whatever the size",
+        ),
         ("bench", "Prompts are synthetic and nothing is sampled"),
         ("verify", "Fails if a threshold is missed."),
     ] {

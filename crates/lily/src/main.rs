@@ -14,6 +14,7 @@ mod model;
 mod plan;
 mod prompt;
 mod run;
+mod serve;
 mod status;
 mod verify;
 mod without;
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
     let model = arguments.model.as_deref();
     let result = match &arguments.command {
         Command::Run(run) => run::run(model, run),
+        Command::Serve(serve) => serve::serve(model, serve),
         Command::Plan(plan) => plan::plan(model, plan),
         Command::Inspect(inspect) => inspect::inspect(model, inspect),
         Command::Bench(bench) => bench::bench(model, bench),

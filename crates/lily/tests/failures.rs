@@ -259,6 +259,10 @@ fn help_tells_examples_and_exit_codes() {
             "run",
             "The answer's content goes to standard output as it is made, and nothing else does",
         ),
+        (
+            "serve",
+            "They are not authenticated: the server listens to this machine alone.",
+        ),
         ("plan", "Works from a config.json alone."),
         (
             "inspect",

@@ -1,0 +1,618 @@
+//! The server as clients meet it: over sockets, with the embedded model on the CPU.
+
+use lily_checkpoint::Checkpoint;
+use lily_cpu::{CpuDevice, CpuOptions};
+use lily_engine::{Engine, EngineOptions, TextModel};
+use lily_server::{ServerOptions, serve};
+use lily_testing::repository;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// A server, and what stops it.
+struct Server {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(options: ServerOptions) -> Self {
+        let checkpoint = Arc::new(Checkpoint::open(&repository("models/lily-tiny")).unwrap());
+        let text = Arc::new(TextModel::load(&checkpoint).unwrap());
+        let device = CpuDevice::new(checkpoint, &CpuOptions::default()).unwrap();
+        let model = device.model().clone();
+        let context = EngineOptions {
+            context: Some(4_096),
+            ..EngineOptions::default()
+        };
+        let engine = Engine::new(Box::new(device), model, text, context).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let (told, address) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async move {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                told.send(listener.local_addr().unwrap()).unwrap();
+                let stopped = async move {
+                    let _ = stopped.await;
+                };
+                serve(listener, engine, options, stopped).await.unwrap();
+            });
+        });
+        Server {
+            address: address.recv().unwrap(),
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    fn send(&self, head: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
+        let length = body.len();
+        let text = format!("{head}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+        // A server may answer, and close, before it has read all.
+        let _ = stream.write_all(text.as_bytes());
+        stream
+    }
+
+    fn ask(&self, head: &str, body: &str) -> Reply {
+        let mut all = Vec::new();
+        // A body that is too long is not read to its end, and the connection is reset.
+        let _ = self.send(head, body).read_to_end(&mut all);
+        Reply::parse(&String::from_utf8(all).unwrap())
+    }
+
+    fn get(&self, path: &str) -> Reply {
+        self.ask(
+            &format!("GET {path} HTTP/1.1\r\nHost: {}", self.address),
+            "",
+        )
+    }
+
+    fn post(&self, body: &Value) -> Reply {
+        self.ask(&self.chat_head(), &body.to_string())
+    }
+
+    fn chat_head(&self) -> String {
+        format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json",
+            self.address
+        )
+    }
+
+    fn requests(&self) -> u64 {
+        self.get("/health").json()["requests"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+struct Reply {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Reply {
+    fn parse(text: &str) -> Self {
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let head = head.to_ascii_lowercase();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let body = if head.contains("transfer-encoding: chunked") {
+            unchunked(body)
+        } else {
+            body.to_string()
+        };
+        Reply { status, head, body }
+    }
+
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The events of a stream, its end left out.
+    fn events(&self) -> Vec<Value> {
+        let data = self
+            .body
+            .lines()
+            .filter_map(|line| line.strip_prefix("data: "));
+        let mut data: Vec<&str> = data.collect();
+        assert_eq!(data.pop(), Some("[DONE]"));
+        data.into_iter()
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut all = String::new();
+    while let Some((length, rest)) = body.split_once("\r\n") {
+        let length = usize::from_str_radix(length.trim(), 16).unwrap();
+        if length == 0 {
+            break;
+        }
+        all.push_str(&rest[..length]);
+        body = &rest[length + 2..];
+    }
+    all
+}
+
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        Server::start(ServerOptions {
+            model: "lily-tiny".into(),
+            ..ServerOptions::default()
+        })
+    })
+}
+
+fn question(text: &str) -> Value {
+    json!({
+        "model": "lily-tiny",
+        "messages": [{"role": "user", "content": text}],
+        "temperature": 0,
+        "max_tokens": 200,
+        "chat_template_kwargs": {"enable_thinking": false},
+    })
+}
+
+/// An answer that does not end by itself for minutes.
+fn endless() -> Value {
+    let checkpoint = Checkpoint::open(&repository("models/lily-tiny")).unwrap();
+    let text = TextModel::load(&checkpoint).unwrap();
+    let mut request = question("Tell me a story.");
+    request["max_tokens"] = 3_000.into();
+    for id in text.stop_ids() {
+        request["logit_bias"][id.to_string()] = json!(-100);
+    }
+    request
+}
+
+fn tools() -> Value {
+    serde_json::from_str(
+        &std::fs::read_to_string(repository("models/lily-tiny/tools.json")).unwrap(),
+    )
+    .unwrap()
+}
+
+/// A stream's message, put together as clients do it.
+fn together(events: &[Value]) -> Value {
+    let mut message = json!({"role": null, "content": ""});
+    for event in events {
+        let Some(delta) = event["choices"].get(0).map(|choice| &choice["delta"]) else {
+            continue;
+        };
+        for (key, value) in delta.as_object().unwrap() {
+            match key.as_str() {
+                "role" => message["role"] = value.clone(),
+                "tool_calls" => {
+                    for call in value.as_array().unwrap() {
+                        let index = call["index"].as_u64().unwrap() as usize;
+                        if message.get("tool_calls").is_none() {
+                            message["tool_calls"] = json!([]);
+                        }
+                        let calls = message["tool_calls"].as_array_mut().unwrap();
+                        if calls.len() == index {
+                            let mut begun = call.clone();
+                            begun.as_object_mut().unwrap().remove("index");
+                            calls.push(begun);
+                        } else {
+                            let more = call["function"]["arguments"].as_str().unwrap();
+                            let so_far = calls[index]["function"]["arguments"].as_str().unwrap();
+                            calls[index]["function"]["arguments"] =
+                                format!("{so_far}{more}").into();
+                        }
+                    }
+                }
+                text => {
+                    let so_far = message
+                        .get(text)
+                        .and_then(Value::as_str)
+                        .unwrap_or_default();
+                    message[text] = format!("{so_far}{}", value.as_str().unwrap()).into();
+                }
+            }
+        }
+    }
+    if message["content"] == "" && message.get("tool_calls").is_some() {
+        message["content"] = Value::Null;
+    }
+    message
+}
+
+/// Ids of tool calls are an answer's own.
+fn without_ids(mut message: Value) -> Value {
+    if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+        for call in calls {
+            assert!(call["id"].as_str().unwrap().starts_with("call_"));
+            call["id"] = Value::Null;
+        }
+    }
+    message
+}
+
+#[test]
+fn it_answers_and_says_what_it_took() {
+    let reply = server().post(&question("What is 38 + 47?"));
+    assert_eq!(reply.status, 200);
+    assert!(reply.head.contains("content-type: application/json"));
+    let body = reply.json();
+    assert_eq!(body["object"], "chat.completion");
+    let choice = &body["choices"][0];
+    assert_eq!(
+        choice["message"],
+        json!({"role": "assistant", "content": "38 + 47 = 85"})
+    );
+    assert_eq!(choice["finish_reason"], "stop");
+    let usage = &body["usage"];
+    let count = |name: &str| usage[name].as_u64().unwrap();
+    assert_eq!(
+        count("total_tokens"),
+        count("prompt_tokens") + count("completion_tokens")
+    );
+    assert!(count("prompt_tokens") > 10 && count("completion_tokens") > 5);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+}
+
+/// Reasoning, content and tool calls: a stream's pieces make the message that does not stream.
+#[test]
+fn a_stream_makes_the_message_of_a_plain_answer() {
+    let calling = json!({
+        "messages": [{"role": "user", "content": "Set a timer for 5 minutes."}],
+        "tools": tools(),
+        "temperature": 0,
+        "max_tokens": 200,
+    });
+    let thinking = json!({
+        "messages": [{"role": "user", "content": "What is 38 + 47?"}],
+        "temperature": 0,
+        "max_tokens": 200,
+    });
+    let mut seen = Vec::new();
+    for request in [question("Tell me a short story."), thinking, calling] {
+        let plain = server().post(&request).json();
+        let mut streamed = request.clone();
+        streamed["stream"] = true.into();
+        streamed["stream_options"] = json!({"include_usage": true});
+        let reply = server().post(&streamed);
+        assert!(reply.head.contains("content-type: text/event-stream"));
+        let events = reply.events();
+        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        assert!(
+            events
+                .iter()
+                .all(|event| event["object"] == "chat.completion.chunk")
+        );
+        assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
+        let (last, chunks) = events.split_last().unwrap();
+        assert_eq!(last["choices"], json!([]));
+        assert_eq!(last["usage"], plain["usage"]);
+        let reasons: Vec<&Value> = chunks
+            .iter()
+            .map(|event| &event["choices"][0]["finish_reason"])
+            .collect();
+        let (reason, before) = reasons.split_last().unwrap();
+        assert_eq!(*reason, &plain["choices"][0]["finish_reason"]);
+        assert!(before.iter().all(|reason| reason.is_null()));
+        let message = without_ids(plain["choices"][0]["message"].clone());
+        assert_eq!(without_ids(together(chunks)), message);
+        seen.push((plain["choices"][0]["finish_reason"].clone(), message));
+    }
+    assert!(
+        seen[1].1["reasoning_content"].as_str().unwrap().len() > 3,
+        "{seen:?}"
+    );
+    assert_eq!(seen[2].0, "tool_calls", "{seen:?}");
+    let call = &seen[2].1["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert_eq!(
+        (&call["name"], arguments),
+        (&json!("start_timer"), json!({"minutes": 5}))
+    );
+}
+
+#[test]
+fn limits_stops_and_seeds_are_kept() {
+    let mut request = question("Tell me a short story.");
+    request["max_completion_tokens"] = 5.into();
+    let body = server().post(&request).json();
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    assert_eq!(body["usage"]["completion_tokens"], 5);
+
+    let whole = server().post(&question("Tell me a short story.")).json();
+    let whole = whole["choices"][0]["message"]["content"]
+        .as_str()
+        .unwrap()
+        .to_string();
+    let stop: String = whole.chars().skip(20).take(7).collect();
+    let mut request = question("Tell me a short story.");
+    request["stop"] = json!([stop, "never"]);
+    let body = server().post(&request).json();
+    let cut = body["choices"][0]["message"]["content"].as_str().unwrap();
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    assert_eq!(cut, &whole[..whole.find(&stop).unwrap()]);
+
+    let drawn = |seed: u64| {
+        let mut request = question("Tell me a short story.");
+        request["temperature"] = json!(1.5);
+        request["seed"] = seed.into();
+        server().post(&request).json()["choices"][0]["message"]["content"].clone()
+    };
+    assert_eq!(drawn(3), drawn(3));
+    assert_ne!(drawn(3), drawn(4));
+}
+
+#[test]
+fn mistakes_are_named_and_never_the_servers() {
+    let with = |name: &str, value: Value| {
+        let mut request = question("Hello");
+        request[name] = value;
+        request
+    };
+    for (request, status, param, said) in [
+        (json!([]), 400, None, "JSON object"),
+        (json!({}), 400, Some("messages"), "at least one message"),
+        (
+            with("messages", json!("Hello")),
+            400,
+            Some("messages"),
+            "an array",
+        ),
+        (
+            with(
+                "messages",
+                json!([{"role": "user", "content": "x"}, {"role": "wizard", "content": "x"}]),
+            ),
+            400,
+            Some("messages"),
+            "role",
+        ),
+        (
+            with(
+                "messages",
+                json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            ),
+            400,
+            Some("messages"),
+            "image_url",
+        ),
+        (
+            with("temperature", json!("hot")),
+            400,
+            Some("temperature"),
+            "a number",
+        ),
+        (with("temperature", json!(-1)), 400, None, "temperature"),
+        (with("top_p", json!(7)), 400, None, "top_p"),
+        (
+            with("max_tokens", json!(0)),
+            400,
+            Some("max_tokens"),
+            "at least 1",
+        ),
+        (
+            with("stop", json!(["a", ""])),
+            400,
+            Some("stop"),
+            "one to four",
+        ),
+        (
+            with("stop", json!(["a", "b", "c", "d", "e"])),
+            400,
+            Some("stop"),
+            "one to four",
+        ),
+        (
+            with("logit_bias", json!({"x": 1})),
+            400,
+            Some("logit_bias.x"),
+            "token's id",
+        ),
+        (with("n", json!(2)), 400, Some("n"), "not supported"),
+        (
+            with("response_format", json!({"type": "json_object"})),
+            400,
+            Some("response_format"),
+            "not supported",
+        ),
+        (
+            with("tool_choice", json!("required")),
+            400,
+            Some("tool_choice"),
+            "not supported",
+        ),
+        (
+            with("stream", json!("yes")),
+            400,
+            Some("stream"),
+            "true or false",
+        ),
+        (
+            with(
+                "messages",
+                json!([{"role": "user", "content": "word ".repeat(5_000)}]),
+            ),
+            400,
+            Some("messages"),
+            "context",
+        ),
+    ] {
+        let reply = server().post(&request);
+        let body = reply.json();
+        let error = &body["error"];
+        assert_eq!(reply.status, status, "{body}");
+        assert_eq!(
+            error["param"],
+            param.map_or(Value::Null, Value::from),
+            "{body}"
+        );
+        assert!(
+            error["message"].as_str().unwrap().contains(said),
+            "{said}: {body}"
+        );
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    let head = server().chat_head();
+    for body in ["", "{", "\u{0}", "{\"messages\": [}"] {
+        let reply = server().ask(&head, body);
+        assert_eq!(reply.status, 400, "{body:?}");
+        assert!(
+            reply.json()["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains("not JSON")
+        );
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(server().ask(&head, &deep).status, 400);
+    // What nobody knows is no mistake.
+    assert_eq!(server().post(&with("max_tokens", json!(1))).status, 200);
+    let unknown = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "frobnicate": {"x": 1}});
+    assert_eq!(server().post(&unknown).status, 200);
+}
+
+#[test]
+fn addresses_methods_and_types_have_their_status() {
+    let at = |head: &str| server().ask(&format!("{head}\r\nHost: {}", server().address), "{}");
+    for (head, status) in [
+        ("GET /v1/nothing HTTP/1.1", 404),
+        ("GET /v1/chat/completions HTTP/1.1", 405),
+        ("POST /v1/models HTTP/1.1", 405),
+        ("POST /v1/chat/completions HTTP/1.1", 415),
+        (
+            "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: text/plain",
+            415,
+        ),
+    ] {
+        let reply = at(head);
+        assert_eq!(reply.status, status, "{head}");
+        assert!(reply.json()["error"]["message"].is_string());
+    }
+    let small = Server::start(ServerOptions {
+        most_bytes: 1_000,
+        ..ServerOptions::default()
+    });
+    let reply = small.post(&question(&"x".repeat(2_000)));
+    assert_eq!(reply.status, 413);
+    assert!(reply.json()["error"]["message"].is_string());
+    let models = server().get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "lily-tiny");
+    assert!(models["data"][0]["context_length"].as_u64() == Some(4_096));
+}
+
+/// A page of another site, by way of a name that its owner points here, or from its own origin.
+#[test]
+fn other_sites_may_not_ask() {
+    for (head, status) in [
+        ("GET /v1/models HTTP/1.1\r\nHost: evil.example", 403),
+        (
+            "GET /v1/models HTTP/1.1\r\nHost: localhost:1\r\nOrigin: https://evil.example",
+            403,
+        ),
+        (
+            "GET /v1/models HTTP/1.1\r\nHost: localhost:1\r\nOrigin: null",
+            403,
+        ),
+        (
+            "GET /v1/models HTTP/1.1\r\nHost: localhost:1\r\nOrigin: http://localhost:3000",
+            200,
+        ),
+        ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:1", 200),
+    ] {
+        assert_eq!(server().ask(head, "").status, status, "{head}");
+    }
+}
+
+/// Several at once are each answered as alone, in turns: a short one is done before a long one.
+#[test]
+fn requests_take_turns() {
+    let long = question("Tell me a short story about a lantern.");
+    let short = question("What is 38 + 47?");
+    let alone = [&long, &short]
+        .map(|request| server().post(request).json()["choices"][0]["message"].clone());
+    let (first, second) = std::thread::scope(|scope| {
+        let ask = |request| {
+            move || {
+                let message = server().post(request).json()["choices"][0]["message"].clone();
+                (message, Instant::now())
+            }
+        };
+        let first = scope.spawn(ask(&long));
+        std::thread::sleep(Duration::from_millis(60));
+        let second = scope.spawn(ask(&short));
+        (first.join().unwrap(), second.join().unwrap())
+    });
+    assert_eq!([first.0, second.0], alone);
+    assert!(second.1 < first.1, "the short one waited for the long one");
+}
+
+/// Whoever goes frees what was theirs, streaming or not, and while others wait.
+#[test]
+fn a_client_that_goes_costs_nothing_more() {
+    let server = Server::start(ServerOptions {
+        most_requests: 2,
+        ..ServerOptions::default()
+    });
+    let mut request = endless();
+    for streams in [true, false] {
+        request["stream"] = streams.into();
+        let held: Vec<TcpStream> = (0..2)
+            .map(|_| server.send(&server.chat_head(), &request.to_string()))
+            .collect();
+        wait_until(|| server.requests() == 2);
+        let reply = server.post(&question("Hello"));
+        assert_eq!(reply.status, 503);
+        assert!(reply.head.contains("retry-after:"));
+        assert_eq!(reply.json()["error"]["code"], "overloaded");
+        drop(held);
+        wait_until(|| server.requests() == 0);
+    }
+    assert_eq!(server.post(&question("What is 38 + 47?")).status, 200);
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(
+            started.elapsed() < Duration::from_secs(10),
+            "it does not come"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What streams when the server stops is ended as streams end.
+#[test]
+fn streams_end_cleanly_when_the_server_stops() {
+    let mut server = Server::start(ServerOptions::default());
+    let mut request = endless();
+    request["stream"] = true.into();
+    let mut stream = server.send(&server.chat_head(), &request.to_string());
+    let mut all = vec![0; 2_000];
+    stream.read_exact(&mut all).unwrap();
+    drop(server.stop.take());
+    stream.read_to_end(&mut all).unwrap();
+    let events = Reply::parse(&String::from_utf8(all).unwrap()).events();
+    assert_eq!(
+        events.last().unwrap()["choices"][0]["finish_reason"],
+        "length"
+    );
+}

@@ -1,13 +1,15 @@
 //! The command line's grammar.
 
-use clap::builder::PossibleValue;
+mod device;
+mod values;
+
+pub use device::{DeviceArguments, DeviceChoice, PrecisionChoice, WatchArguments, switches};
+pub use values::TopK;
+
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use lily_engine::Precision;
-use lily_gpu::Switches;
 use std::net::IpAddr;
-use std::num::IntErrorKind;
 use std::path::PathBuf;
-use std::str::FromStr;
+use values::{logit_bias, part_of_a_name, positive, positive_up_to};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -54,92 +56,6 @@ pub enum Command {
     Inspect(InspectArguments),
     Bench(BenchArguments),
     Verify(VerifyArguments),
-}
-
-/// Where models can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceChoice {
-    /// Metal on a Mac, the processor elsewhere
-    Auto,
-    /// The processor, with vector instructions and all cores
-    Cpu,
-    /// The processor, with the plain loops that everything is compared with; very slow
-    Reference,
-    /// An Apple GPU
-    Metal,
-    /// An NVIDIA GPU: needs its driver and NVRTC, and some tens of seconds to compile kernels
-    Cuda,
-    /// The GPU kernels, emulated on the processor: needs a C++ compiler; very slow
-    Emulated,
-}
-
-/// Arithmetic, by its name on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionChoice {
-    /// Activations rounded to bfloat16, sums in f32
-    Bf16,
-    /// Everything in f32
-    F32,
-}
-
-impl From<PrecisionChoice> for Precision {
-    fn from(choice: PrecisionChoice) -> Self {
-        match choice {
-            PrecisionChoice::Bf16 => Precision::Bf16,
-            PrecisionChoice::F32 => Precision::F32,
-        }
-    }
-}
-
-/// How and where to run.
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Device")]
-pub struct DeviceArguments {
-    /// Where to run; a device that is not there is an error, never replaced by another
-    #[arg(long, value_enum, default_value = "auto")]
-    pub device: DeviceChoice,
-    /// Arithmetic
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub precision: PrecisionChoice,
-    /// Threads of the processor [default: all cores]
-    #[arg(long, value_name = "N", value_parser = positive_up_to::<1024>)]
-    pub threads: Option<usize>,
-    /// Memory that sessions and working memory may take, such as 4GiB or 500MB [default: most of
-    /// what is free]
-    #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub memory: Option<u64>,
-    /// Tokens of a prefill chunk [default: 512]
-    #[arg(long, value_name = "TOKENS", value_parser = positive_up_to::<65_536>)]
-    pub chunk: Option<usize>,
-    /// Turn off a mechanism of plans or of the GPU devices, to see what it is worth; may be given several times
-    #[arg(long = "switch-off", value_name = "NAME", value_parser = switch())]
-    pub switch_off: Vec<String>,
-}
-
-/// A closer look at a GPU.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "A closer look")]
-pub struct WatchArguments {
-    /// Time each stage by the GPU's own clock, and print a table (metal, cuda). Stages are sent off one by one for that, so
-    /// that everything takes longer
-    #[arg(long)]
-    pub stage_times: bool,
-    /// Write the first work to this .gputrace document, for Xcode (metal, with METAL_CAPTURE_ENABLED=1 in the environment)
-    #[arg(long, value_name = "FILE")]
-    pub gpu_trace: Option<PathBuf>,
-}
-
-/// The mechanisms that can be turned off: names, and what they do.
-pub fn switches() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let plans = lily_plan::switches::ALL.iter();
-    let devices = Switches::ALL.iter();
-    let names = plans.map(|switch| (switch.name, switch.what));
-    names.chain(devices.map(|switch| (switch.name, switch.what)))
-}
-
-fn switch() -> clap::builder::PossibleValuesParser {
-    let values = switches().map(|(name, what)| PossibleValue::new(name).help(what));
-    values.collect::<Vec<_>>().into()
 }
 
 /// Arguments of `lily run`.
@@ -511,97 +427,6 @@ pub struct VerifyArguments {
     pub device: DeviceArguments,
 }
 
-/// How many of the likeliest tokens are kept: a number, or all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TopK(pub Option<u32>);
-
-impl FromStr for TopK {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "all" {
-            return Ok(TopK(None));
-        }
-        match text.parse::<u32>() {
-            Ok(count) if count > 0 => Ok(TopK(Some(count))),
-            Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(format!(
-                "it is too large: a whole number from 1 to {} is needed, or all",
-                u32::MAX
-            )),
-            _ => Err("a whole number of at least 1 is needed, or all".into()),
-        }
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(number) if number > 0 => Ok(number),
-        Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err(format!(
-            "it is too large: a whole number from 1 to {} is needed",
-            usize::MAX
-        )),
-        _ => Err("a whole number of at least 1 is needed".into()),
-    }
-}
-
-/// A positive number that costs something for each one: beyond the bound it is a slip.
-fn positive_up_to<const MOST: usize>(text: &str) -> Result<usize, String> {
-    match positive(text) {
-        Ok(number) if number <= MOST => Ok(number),
-        _ => Err(format!("a whole number from 1 to {MOST} is needed")),
-    }
-}
-
-/// A number of bytes: `4GiB`, `500MB`, `1.5g`, `1048576`.
-fn bytes(text: &str) -> Result<u64, String> {
-    let digits = text
-        .find(|character: char| !character.is_ascii_digit() && character != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        _ => {
-            return Err(format!(
-                "the unit {unit:?} is none of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB"
-            ));
-        }
-    };
-    let number: f64 = number
-        .parse()
-        .map_err(|_| "a number of bytes is needed, such as 4GiB or 500MB".to_string())?;
-    let count = number * scale as f64;
-    // Above 2^63 the number is no amount of memory, and rounding would say nonsense.
-    if !(1.0..9.2e18).contains(&count) {
-        return Err("at least 1 byte and less than 8 EiB are needed".into());
-    }
-    Ok(count as u64)
-}
-
-/// A text that not every name contains.
-fn part_of_a_name(text: &str) -> Result<String, String> {
-    if text.trim().is_empty() {
-        return Err(
-            "it is empty, which any kernels would pass: a part of their name is needed".into(),
-        );
-    }
-    Ok(text.into())
-}
-
-fn logit_bias(text: &str) -> Result<(u32, f32), String> {
-    let parsed = text
-        .split_once('=')
-        .and_then(|(token, value)| Some((token.trim().parse().ok()?, value.trim().parse().ok()?)));
-    parsed.ok_or_else(|| "a token id and a number are needed, such as 4057=-100".into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -610,49 +435,5 @@ mod tests {
     #[test]
     fn the_grammar_is_consistent() {
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn bytes_are_read_with_their_units() {
-        for (text, expected) in [
-            ("4GiB", 4 << 30),
-            ("4g", 4 << 30),
-            ("500MB", 500_000_000),
-            ("1.5k", 1536),
-            ("123", 123),
-            ("2 MiB", 2 << 20),
-        ] {
-            assert_eq!(bytes(text), Ok(expected), "{text}");
-        }
-        for text in [
-            "",
-            "GiB",
-            "4XB",
-            "-1",
-            "0",
-            "1e3",
-            "9999999999TiB",
-            "1.2.3",
-            "٣",
-        ] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn biases_are_pairs() {
-        assert_eq!(logit_bias("5=-1.5"), Ok((5, -1.5)));
-        for text in ["5", "5=", "=1", "-5=1", "a=1"] {
-            assert!(logit_bias(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn top_k_is_a_number_or_all() {
-        assert_eq!("all".parse(), Ok(TopK(None)));
-        assert_eq!("20".parse(), Ok(TopK(Some(20))));
-        assert!("0".parse::<TopK>().is_err());
-        let beyond = "4294967296".parse::<TopK>().unwrap_err();
-        assert!(beyond.contains("too large") && beyond.contains("4294967295"));
     }
 }

@@ -5,7 +5,10 @@
 
 use crate::arena::Output;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
-use lily_plan::{DeviceError, Precision, SessionBytes, SessionState, StateCopy, StateSlot};
+use lily_plan::{
+    DeviceError, Precision, SessionBytes, SessionState, Snapshot, StateCopy, StateSlot,
+    check_cache_copy, own_snapshot, own_state,
+};
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
 use std::ops::Range;
@@ -171,6 +174,27 @@ impl CpuState {
     }
 }
 
+/// Live copies of histories and recurrent states, layer by layer.
+struct CpuSnapshot {
+    position: usize,
+    layers: Vec<[Vec<f32>; 2]>,
+}
+
+impl Snapshot for CpuSnapshot {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn bytes(&self) -> u64 {
+        let elements = self.layers.iter().flatten().map(Vec::len);
+        4 * elements.sum::<usize>() as u64
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 impl SessionState for CpuState {
     fn position(&self) -> usize {
         self.position
@@ -275,6 +299,76 @@ impl SessionState for CpuState {
         }
         self.position = position;
         self.touched = self.touched.max(position);
+        self.undoable = None;
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, DeviceError> {
+        let live = |layer: &LayerState| match layer {
+            LayerState::GatedDelta { history, recurrent } => {
+                Some([history[self.parity].clone(), recurrent[self.parity].clone()])
+            }
+            LayerState::Attention { .. } => None,
+        };
+        Ok(Box::new(CpuSnapshot {
+            position: self.position,
+            layers: self.layers.iter().filter_map(live).collect(),
+        }))
+    }
+
+    fn restore(&mut self, snapshot: &dyn Snapshot) -> Result<(), DeviceError> {
+        let kept: &CpuSnapshot = own_snapshot(snapshot, self)?;
+        let parity = self.parity;
+        let live = self.layers.iter_mut().filter_map(|layer| match layer {
+            LayerState::GatedDelta { history, recurrent } => {
+                Some([&mut history[parity], &mut recurrent[parity]])
+            }
+            LayerState::Attention { .. } => None,
+        });
+        let live: Vec<_> = live.collect();
+        let lengths = |layers: &mut dyn Iterator<Item = usize>| layers.collect::<Vec<_>>();
+        let theirs = lengths(&mut kept.layers.iter().flatten().map(Vec::len));
+        if theirs != lengths(&mut live.iter().flatten().map(|values| values.len())) {
+            return Err(DeviceError::Launch("a snapshot of another model".into()));
+        }
+        for (to, from) in live.into_iter().flatten().zip(kept.layers.iter().flatten()) {
+            to.copy_from_slice(from);
+        }
+        self.seek(kept.position)
+    }
+
+    fn copy_cache(
+        &mut self,
+        from: &mut dyn SessionState,
+        positions: usize,
+    ) -> Result<(), DeviceError> {
+        check_cache_copy(self, from, positions)?;
+        let from: &mut CpuState = own_state(from)?;
+        if self.cache_shape != from.cache_shape || self.layers.len() != from.layers.len() {
+            return Err(DeviceError::Launch("a session of another model".into()));
+        }
+        let (heads, width) = self.cache_shape;
+        let row = width * self.precision.activation().bytes();
+        let (to_head, from_head) = (self.capacity * row, from.capacity * row);
+        for (to, from) in self.layers.iter_mut().zip(&from.layers) {
+            let (
+                LayerState::Attention { keys, values },
+                LayerState::Attention {
+                    keys: their_keys,
+                    values: their_values,
+                },
+            ) = (to, from)
+            else {
+                continue;
+            };
+            for (to, from) in [(keys, their_keys), (values, their_values)] {
+                for head in 0..heads {
+                    to[head * to_head..][..positions * row]
+                        .copy_from_slice(&from[head * from_head..][..positions * row]);
+                }
+            }
+        }
+        self.touched = self.touched.max(positions);
         self.undoable = None;
         Ok(())
     }

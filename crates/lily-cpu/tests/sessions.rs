@@ -177,6 +177,13 @@ fn a_session_made_of_what_another_holds_goes_on_like_it() {
 }
 
 #[test]
+fn sessions_go_back_to_snapshots_and_share_caches() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        on(tiny(), precision, &native()).check_snapshots();
+    }
+}
+
+#[test]
 fn nothing_of_one_session_reaches_another() {
     let mut runner = on(tiny(), Precision::Bf16, &native());
     let mut answer = |prompt: &[u32]| {

@@ -77,6 +77,8 @@ fn check(quick: bool) {
         assert!(runner.greedy_ahead(7, 600) == expected, "runs ahead");
     }
     println!("600 tokens ahead: the same as one by one");
+    runner.check_snapshots();
+    println!("snapshots: gone back to, and shared");
     // The real layers' dimensions, with fewer experts and a small vocabulary: the reference is slow.
     let real = Synthetic::small(json!({
         "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,

@@ -55,6 +55,7 @@ functions! {
     free = c"cuMemFree_v2" (Address);
     fill = c"cuMemsetD8Async" (Address, u8, usize, Handle);
     copy_in = c"cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
+    copy = c"cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
     copy_out = c"cuMemcpyDtoH_v2" (*mut c_void, Address, usize);
     load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
     get_function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
@@ -436,6 +437,30 @@ impl DeviceBuffer {
         };
         driver.check(status, "copying to the GPU", 0)?;
         driver.synchronize()
+    }
+
+    /// Copies from another buffer of the GPU. The bytes are there when this returns. Whoever waits next is told where the
+    /// GPU has failed.
+    pub fn copy_from(&self, offset: usize, from: &DeviceBuffer, from_offset: usize, bytes: usize) {
+        let fits = offset + bytes <= self.bytes && from_offset + bytes <= from.bytes;
+        assert!(fits, "within both buffers");
+        let driver = &self.driver;
+        let copy = || {
+            driver.current()?;
+            // SAFETY: the ranges lie in these buffers, which no unfinished work uses, by the contract of `Gpu`; the
+            // stream is waited for below.
+            let status = unsafe {
+                (driver.functions.copy)(
+                    self.address + offset as u64,
+                    from.address + from_offset as u64,
+                    bytes,
+                    driver.stream,
+                )
+            };
+            driver.check(status, "copying on the GPU", 0)?;
+            driver.synchronize()
+        };
+        driver.remember(copy());
     }
 
     /// Copies from it. Where the GPU has failed, whoever waits next is told, and nothing is copied.

@@ -189,6 +189,10 @@ impl Gpu for Cuda {
         buffer.read(offset, bytes);
     }
 
+    fn copy(&self, from: (&DeviceBuffer, usize), to: (&DeviceBuffer, usize), bytes: usize) {
+        to.0.copy_from(to.1, from.0, from.1, bytes);
+    }
+
     fn pipeline(
         &mut self,
         kernel: &Bound,

@@ -310,6 +310,12 @@ impl Gpu for Emulated {
         buffer.read(offset, bytes);
     }
 
+    fn copy(&self, from: (&SharedBuffer, usize), to: (&SharedBuffer, usize), bytes: usize) {
+        let mut copied = vec![0; bytes];
+        self.read(from.0, from.1, &mut copied);
+        self.write(to.0, to.1, &copied);
+    }
+
     fn pipeline(
         &mut self,
         kernel: &Bound,

@@ -206,6 +206,16 @@ fn heads_turn_right_at_the_end_of_the_longest_context() {
     }
 }
 
+#[test]
+fn sessions_go_back_to_snapshots_and_share_caches() {
+    let checkpoint = Synthetic::small(json!({})).open();
+    for precision in BOTH {
+        let device = device(&checkpoint, EmulatedOptions::default());
+        let model = device.model().clone();
+        Runner::new(device, model, precision).check_snapshots();
+    }
+}
+
 /// What a session holds makes another that goes on like it, wherever that one stood.
 #[test]
 fn a_session_made_of_what_another_holds_goes_on_like_it() {

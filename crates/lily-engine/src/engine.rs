@@ -144,12 +144,17 @@ impl Engine {
             tokens: Vec::new(),
             state,
             underway: None,
+            kept: Vec::new(),
             _reservation: reservation,
         })
     }
 
     /// Sets memory aside for something that concerns `positions` tokens.
-    fn reserve(&self, needed: u64, positions: usize) -> Result<Reservation, EngineError> {
+    pub(crate) fn reserve(
+        &self,
+        needed: u64,
+        positions: usize,
+    ) -> Result<Reservation, EngineError> {
         self.budget.reserve(needed).map_err(|free| {
             let limit = self.budget.used().limit;
             EngineError::MemoryExceeded {

@@ -23,6 +23,12 @@ pub enum EngineError {
         /// Tokens the model was made for.
         model: usize,
     },
+    /// A session has no state to go back to there.
+    #[error("the session has no snapshot at position {position}")]
+    NoSnapshot {
+        /// Where.
+        position: usize,
+    },
     /// The prompt is far too long to be cut into tokens for nothing.
     #[error(
         "the prompt has {bytes} bytes, which cannot fit the context of {context} tokens: shorten the prompt"

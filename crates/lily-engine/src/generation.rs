@@ -227,19 +227,8 @@ impl Engine {
             &request.prompt,
         )?;
         let needed = prompt + max_tokens;
-        let mut session = match session {
-            Some(session) if session.capacity() >= needed => session,
-            too_small => {
-                // Its memory is free before more is asked for.
-                drop(too_small);
-                self.open_session(needed)?
-            }
-        };
-        // The last token of the prompt is always computed: its logits choose the answer's first.
-        let held = session.tokens.len();
-        if held >= prompt || session.tokens != request.prompt[..held] {
-            session.reset();
-        }
+        let mut session = self.session_for(session, &request.prompt, needed)?;
+        self.go_back(&mut session, &request.prompt)?;
         let timings = Timings {
             cached_tokens: session.tokens.len(),
             ..Timings::default()
@@ -267,6 +256,46 @@ impl Engine {
             finished: None,
             timings,
         })
+    }
+
+    /// The session given, or one that is large enough, with what it has of the prompt.
+    fn session_for(
+        &mut self,
+        session: Option<Session>,
+        prompt: &[u32],
+        needed: usize,
+    ) -> Result<Session, EngineError> {
+        match session {
+            Some(session) if session.capacity() >= needed => Ok(session),
+            Some(mut too_small) => {
+                let usable = too_small.usable(prompt);
+                if usable > 0
+                    && let Ok(mut larger) = self.fork(&mut too_small, usable, needed)
+                {
+                    larger.kept = std::mem::take(&mut too_small.kept);
+                    larger.kept.retain(|kept| kept.position() <= usable);
+                    return Ok(larger);
+                }
+                // Its memory is free before more is asked for.
+                drop(too_small);
+                self.open_session(needed)
+            }
+            None => self.open_session(needed),
+        }
+    }
+
+    /// Has the session hold a prefix of the prompt, and not all of it: the prompt's last token is always computed, its
+    /// logits choose the answer's first.
+    fn go_back(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), EngineError> {
+        if self.options().snapshots {
+            let usable = session.usable(prompt);
+            return self.rewind(session, usable);
+        }
+        let held = session.tokens.len();
+        if held >= prompt.len() || session.tokens != prompt[..held] {
+            session.reset();
+        }
+        Ok(())
     }
 
     /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.
@@ -323,6 +352,7 @@ impl Engine {
         let rest = &generation.request.prompt[done..];
         let (rows, outcome) =
             self.prefill_chunk(&mut generation.session, rest, PlanOutput::LastLogits)?;
+        self.keep_behind_chunk(&mut generation.session, total);
         generation.timings.prefilled_tokens += rows;
         generation.timings.prefill += start.elapsed();
         if done + rows == total {

@@ -10,6 +10,7 @@ mod error;
 mod generation;
 mod options;
 mod plans;
+mod prefix;
 mod score;
 mod session;
 mod text;

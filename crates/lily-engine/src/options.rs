@@ -17,6 +17,9 @@ pub struct EngineOptions {
     pub context: Option<usize>,
     /// Bytes that sessions and working memory may take; most of what is free, if not given.
     pub memory_limit: Option<u64>,
+    /// Whether sessions keep states on the grid of chunks, from which later prompts go on. Answers then do not depend on
+    /// what was kept; without it, a prompt that begins with all that a session holds goes on from there.
+    pub snapshots: bool,
     /// Applied to every plan.
     pub plan_transform: Option<PlanTransform>,
 }
@@ -28,6 +31,7 @@ impl Default for EngineOptions {
             prefill_chunk: route::PREFILL_CHUNK,
             context: None,
             memory_limit: None,
+            snapshots: false,
             plan_transform: None,
         }
     }

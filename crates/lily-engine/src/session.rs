@@ -2,6 +2,7 @@
 
 use crate::budget::Reservation;
 use crate::decode::Underway;
+use crate::prefix::Kept;
 use lily_plan::SessionState;
 
 /// One sequence: its tokens and its state on the device.
@@ -10,6 +11,8 @@ pub struct Session {
     pub(crate) state: Box<dyn SessionState>,
     /// What the device has been sent beyond these tokens.
     pub(crate) underway: Option<Underway>,
+    /// States that it can go back to, by position.
+    pub(crate) kept: Vec<Kept>,
     /// Given back when the session goes.
     pub(crate) _reservation: Reservation,
 }
@@ -33,6 +36,7 @@ impl Session {
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.underway = None;
+        self.kept.clear();
         self.tokens.clear();
         self.state.reset();
     }

@@ -144,6 +144,9 @@ pub trait Gpu: Send {
     fn write(&self, buffer: &Self::Buffer, offset: usize, bytes: &[u8]);
     /// Copies from a part of a buffer that no unfinished work writes.
     fn read(&self, buffer: &Self::Buffer, offset: usize, bytes: &mut [u8]);
+    /// Copies between buffers that no unfinished work uses, from offset to offset. What is sent off later finds the bytes,
+    /// and so does [`read`](Self::read).
+    fn copy(&self, from: (&Self::Buffer, usize), to: (&Self::Buffer, usize), bytes: usize);
     /// A kernel, ready to run.
     fn pipeline(
         &mut self,

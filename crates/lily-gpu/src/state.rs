@@ -3,7 +3,8 @@
 use crate::gpu::Gpu;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
 use lily_plan::{
-    DeviceError, ElementType, Precision, SessionBytes, SessionState, StateCopy, StateSlot,
+    DeviceError, ElementType, Precision, SessionBytes, SessionState, Snapshot, StateCopy,
+    StateSlot, check_cache_copy, own_snapshot, own_state,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -304,6 +305,27 @@ pub(crate) fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
+/// The live copy of histories and recurrent states.
+struct GpuSnapshot<G: Gpu> {
+    layout: Arc<StateLayout>,
+    position: usize,
+    copy: G::Buffer,
+}
+
+impl<G: Gpu + 'static> Snapshot for GpuSnapshot<G> {
+    fn position(&self) -> usize {
+        self.position
+    }
+
+    fn bytes(&self) -> u64 {
+        self.layout.copy_bytes as u64
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
 impl<G: Gpu> Drop for GpuState<G> {
     fn drop(&mut self) {
         // A run may be under way that nobody collects.
@@ -392,6 +414,52 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
         }
         self.reserve(position)?;
         self.position = position;
+        self.undoable = None;
+        Ok(())
+    }
+
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, DeviceError> {
+        let machine = self.idle();
+        let bytes = self.layout.copy_bytes;
+        let copy = machine.allocate(bytes.max(1), "a snapshot of recurrent states")?;
+        machine.copy((&self.copies[self.parity], 0), (&copy, 0), bytes);
+        Ok(Box::new(GpuSnapshot::<G> {
+            layout: self.layout.clone(),
+            position: self.position,
+            copy,
+        }))
+    }
+
+    fn restore(&mut self, snapshot: &dyn Snapshot) -> Result<(), DeviceError> {
+        let kept: &GpuSnapshot<G> = own_snapshot(snapshot, self)?;
+        if !Arc::ptr_eq(&kept.layout, &self.layout) {
+            let reason = "a snapshot of another model or precision";
+            return Err(DeviceError::Launch(reason.into()));
+        }
+        self.seek(kept.position)?;
+        let live = &self.copies[self.parity];
+        self.idle()
+            .copy((&kept.copy, 0), (live, 0), self.layout.copy_bytes);
+        Ok(())
+    }
+
+    fn copy_cache(
+        &mut self,
+        from: &mut dyn SessionState,
+        positions: usize,
+    ) -> Result<(), DeviceError> {
+        check_cache_copy(self, from, positions)?;
+        let from: &mut GpuState<G> = own_state(from)?;
+        if !Arc::ptr_eq(&from.layout, &self.layout) {
+            return Err(DeviceError::Launch("a session of another model".into()));
+        }
+        self.reserve(positions)?;
+        let count = positions.div_ceil(PAGE);
+        let machine = self.idle();
+        for (from, to) in from.pages.iter().zip(&self.pages).take(count) {
+            machine.copy((from, 0), (to, 0), self.layout.page_bytes);
+        }
+        drop(machine);
         self.undoable = None;
         Ok(())
     }

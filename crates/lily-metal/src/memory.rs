@@ -21,7 +21,7 @@ pub struct Buffer {
 }
 
 // SAFETY: Metal's buffers may be used from any thread; counting references is atomic. What lies in one is read and
-// written by copies only, through `Buffer::copy_in` and `Buffer::copy_out`.
+// written by copies only, through `Buffer::copy_in`, `copy_out` and `copy_from`.
 unsafe impl Send for Buffer {}
 
 impl Drop for Buffer {
@@ -47,6 +47,14 @@ impl Buffer {
         let count = bytes.len();
         // SAFETY: as in `copy_in`; that no unfinished work writes the range is the caller's promise (`Gpu::read`).
         unsafe { from.copy_to_nonoverlapping(NonNull::from(bytes).cast(), count) };
+    }
+
+    /// Copies from another buffer. Panics beyond the end of either.
+    pub(crate) fn copy_from(&self, offset: usize, from: &Buffer, from_offset: usize, count: usize) {
+        let (to, from) = (self.part(offset, count), from.part(from_offset, count));
+        // SAFETY: `part` has checked both ranges, which may overlap. That no unfinished work uses them is the caller's
+        // promise (`Gpu::copy`).
+        unsafe { to.copy_from(from, count) };
     }
 
     fn part(&self, offset: usize, count: usize) -> NonNull<u8> {

@@ -264,6 +264,10 @@ impl Gpu for Metal {
         buffer.copy_out(offset, bytes);
     }
 
+    fn copy(&self, from: (&Buffer, usize), to: (&Buffer, usize), bytes: usize) {
+        to.0.copy_from(to.1, from.0, from.1, bytes);
+    }
+
     fn pipeline(
         &mut self,
         kernel: &Bound,

@@ -105,6 +105,14 @@ fn runs_ahead_leave_what_single_runs_leave() {
     }
 }
 
+#[test]
+fn sessions_go_back_to_snapshots_and_share_caches() {
+    let directory = repository("models/lily-tiny");
+    for precision in [Precision::F32, Precision::Bf16] {
+        runner(&directory, precision, MetalOptions::default()).check_snapshots();
+    }
+}
+
 /// Every step of prefill and decode, on the reference's inputs, to bounds made from operand magnitudes.
 fn check_steps(checkpoint: &Arc<Checkpoint>, precision: Precision, switches: Switches) {
     let mut reference = CpuDevice::new(

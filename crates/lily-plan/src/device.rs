@@ -47,6 +47,17 @@ pub enum DeviceError {
     Failed(String),
 }
 
+/// What stands behind a position of a session beside its cache: convolution histories and recurrent states. A cache can be
+/// cut back to any position; these cannot, so they are kept where a session may have to go back to.
+pub trait Snapshot: Any + Send {
+    /// The position it was taken at.
+    fn position(&self) -> usize;
+    /// Memory it takes, in bytes.
+    fn bytes(&self) -> u64;
+    /// For the device to find its own type again.
+    fn as_any(&self) -> &dyn Any;
+}
+
 /// A session's state on a device: KV cache, convolution histories, recurrent states.
 pub trait SessionState: Any + Send {
     /// Tokens the state stands behind; the position of the next.
@@ -70,6 +81,28 @@ pub trait SessionState: Any + Send {
     /// # Errors
     /// Beyond the capacity, and where memory for the positions cannot be had. The session is as it was.
     fn seek(&mut self, position: usize) -> Result<(), DeviceError>;
+    /// Keeps what stands behind the present position.
+    ///
+    /// # Errors
+    /// Where memory for it cannot be had.
+    fn snapshot(&self) -> Result<Box<dyn Snapshot>, DeviceError>;
+    /// Stands the session where a snapshot was taken, of this session or of one whose cache it has up to there
+    /// ([`copy_cache`](Self::copy_cache)). Nothing before can be taken back.
+    ///
+    /// # Errors
+    /// For a snapshot of another device, model or precision, and beyond the capacity. The session is as it was.
+    fn restore(&mut self, snapshot: &dyn Snapshot) -> Result<(), DeviceError>;
+    /// Takes over the first `positions` positions of another session's cache. Where this session stands behind more than
+    /// that, what follows no longer belongs to it: [`restore`](Self::restore) comes next.
+    ///
+    /// # Errors
+    /// For a session of another device or precision, more positions than it has, and beyond the capacity. The session
+    /// is as it was.
+    fn copy_cache(
+        &mut self,
+        from: &mut dyn SessionState,
+        positions: usize,
+    ) -> Result<(), DeviceError>;
     /// Empties the state for another sequence.
     fn reset(&mut self);
     /// Memory in use, in bytes: fixed part and cache pages touched so far.
@@ -249,6 +282,48 @@ impl Launch<'_> {
         }
         Ok(())
     }
+}
+
+/// The snapshot as the type that its device gave it, of a session of this precision and with so many positions.
+///
+/// # Errors
+/// [`DeviceError::Launch`] for a snapshot of another device, and beyond the capacity.
+pub fn own_snapshot<'a, S: Snapshot>(
+    snapshot: &'a dyn Snapshot,
+    session: &dyn SessionState,
+) -> Result<&'a S, DeviceError> {
+    let (position, capacity) = (snapshot.position(), session.capacity());
+    if position > capacity {
+        return Err(DeviceError::Launch(format!(
+            "a snapshot at position {position} for a session made for {capacity}"
+        )));
+    }
+    let own = snapshot.as_any().downcast_ref::<S>();
+    own.ok_or_else(|| DeviceError::Launch("a snapshot of another device".into()))
+}
+
+/// Refuses a copy of `positions` positions of a cache that one of the two sessions has not.
+///
+/// # Errors
+/// [`DeviceError::Launch`], and for sessions of different precisions.
+pub fn check_cache_copy(
+    to: &dyn SessionState,
+    from: &dyn SessionState,
+    positions: usize,
+) -> Result<(), DeviceError> {
+    let (has, capacity) = (from.position(), to.capacity());
+    if positions > has || positions > capacity {
+        return Err(DeviceError::Launch(format!(
+            "{positions} positions of a cache that has {has}, for a session made for {capacity}"
+        )));
+    }
+    if from.precision() != to.precision() {
+        let (from, to) = (from.precision(), to.precision());
+        return Err(DeviceError::Launch(format!(
+            "a {from} cache for a {to} session"
+        )));
+    }
+    Ok(())
 }
 
 /// The session's state as the type that its device gave it.

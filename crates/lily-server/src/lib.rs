@@ -12,6 +12,7 @@ mod error;
 mod fields;
 mod guard;
 mod models;
+mod parked;
 mod worker;
 
 use axum::Router;

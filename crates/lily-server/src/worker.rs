@@ -1,6 +1,7 @@
 //! The thread that owns the engine. Requests take turns in it: each gets a chunk of its prompt or a token, then the
 //! next, so that none waits for another's end. A request whose client has gone costs nothing from its next turn on.
 
+use crate::parked::Parked;
 use lily_engine::{
     CancelFlag, Engine, EngineError, Finished, Generation, GenerationRequest, Progress, Timings,
     TokenEvent,
@@ -98,6 +99,7 @@ impl Worker {
             jobs: received,
             waiting: VecDeque::new(),
             active: Vec::new(),
+            parked: Parked::default(),
             stopping: stopping.clone(),
         };
         std::thread::Builder::new()
@@ -161,6 +163,7 @@ struct Thread {
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
+    parked: Parked,
     stopping: Arc<AtomicBool>,
 }
 
@@ -176,8 +179,7 @@ impl Thread {
                 jobs.for_each(|job| job.cancel.cancel());
             }
             self.admit();
-            let Thread { engine, active, .. } = &mut self;
-            active.retain_mut(|active| take_turn(engine, active));
+            self.advance();
         }
     }
 
@@ -208,10 +210,7 @@ impl Thread {
             let Some(job) = self.waiting.pop_front() else {
                 return;
             };
-            match self
-                .engine
-                .start(None, job.request.clone(), job.cancel.clone())
-            {
+            match self.start(&job) {
                 Ok(generation) => {
                     if job.events.send(Event::Started).is_ok() {
                         self.active.push(Active { generation, job });
@@ -227,6 +226,34 @@ impl Thread {
                     let _ = job.events.send(Event::Failed(error));
                 }
             }
+        }
+    }
+
+    /// Begins with a request, with the parked session that has most of its prompt. Those that were parked longest go
+    /// where memory is short.
+    fn start(&mut self, job: &Job) -> Result<Generation, EngineError> {
+        let mut session = self.parked.take(&mut self.engine, &job.request);
+        loop {
+            let (request, cancel) = (job.request.clone(), job.cancel.clone());
+            match self.engine.start(session.take(), request, cancel) {
+                Err(EngineError::MemoryExceeded { .. }) if self.parked.drop_oldest() => {}
+                started => return started,
+            }
+        }
+    }
+
+    /// A turn of every request.
+    fn advance(&mut self) {
+        let mut index = 0;
+        while index < self.active.len() {
+            if take_turn(&mut self.engine, &mut self.active[index]) {
+                index += 1;
+                continue;
+            }
+            // In order, so that turns stay fair.
+            let Active { generation, job } = self.active.remove(index);
+            self.parked.park(generation.into_session());
+            drop(job);
         }
     }
 }

@@ -28,6 +28,8 @@ impl Server {
         let model = device.model().clone();
         let context = EngineOptions {
             context: Some(4_096),
+            prefill_chunk: 64,
+            snapshots: true,
             ..EngineOptions::default()
         };
         let engine = Engine::new(Box::new(device), model, text, context).unwrap();
@@ -304,7 +306,11 @@ fn a_stream_makes_the_message_of_a_plain_answer() {
         assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
         let (last, chunks) = events.split_last().unwrap();
         assert_eq!(last["choices"], json!([]));
-        assert_eq!(last["usage"], plain["usage"]);
+        let mut usage = last["usage"].clone();
+        // The second goes on from what the first has computed.
+        assert!(cached(last) >= cached(&plain));
+        usage["prompt_tokens_details"] = plain["usage"]["prompt_tokens_details"].clone();
+        assert_eq!(usage, plain["usage"]);
         let reasons: Vec<&Value> = chunks
             .iter()
             .map(|event| &event["choices"][0]["finish_reason"])
@@ -538,6 +544,81 @@ fn other_sites_may_not_ask() {
         ("GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1:1", 200),
     ] {
         assert_eq!(server().ask(head, "").status, status, "{head}");
+    }
+}
+
+fn cached(body: &Value) -> u64 {
+    body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap()
+}
+
+/// Each turn of a conversation computes what is new and a chunk at most; so does a turn that is asked again, one whose
+/// last message is edited, and one of two conversations that begin alike and take turns. Answers are those of a server
+/// that has kept nothing.
+#[test]
+fn conversations_go_on_from_what_was_computed() {
+    let options = || ServerOptions::default();
+    let server = Server::start(options());
+    let ask = |server: &Server, messages: &[Value]| {
+        let request = json!({
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 40,
+            "chat_template_kwargs": {"enable_thinking": false},
+        });
+        server.post(&request).json()
+    };
+    let said = |role: &str, text: &str| json!({"role": role, "content": text});
+    let prompt = |body: &Value| body["usage"]["prompt_tokens"].as_u64().unwrap();
+    let system = said(
+        "system",
+        &"You are a helpful assistant who answers briefly. ".repeat(12),
+    );
+    let mut both = [vec![system.clone()], vec![system]];
+    let mut last = [0, 0];
+    let mut asked = Vec::new();
+    for turn in 0..10 {
+        for (which, messages) in both.iter_mut().enumerate() {
+            let text = format!(
+                "What is {} + {}? Say it in a sentence, please.",
+                10 + turn,
+                20 + which
+            );
+            messages.push(said("user", &text));
+            let body = ask(&server, messages);
+            let (tokens, cached) = (prompt(&body), cached(&body));
+            if turn > 0 {
+                // What the turn before had, but for its last few tokens, which open the answer.
+                assert!(
+                    cached + 64 + 8 >= last[which],
+                    "turn {turn}: {cached} of {}",
+                    last[which]
+                );
+            }
+            last[which] = tokens;
+            let content = body["choices"][0]["message"]["content"].clone();
+            asked.push((messages.clone(), content.clone()));
+            messages.push(json!({"role": "assistant", "content": content}));
+        }
+    }
+    // Asked again, and with the last message edited.
+    let (messages, content) = asked.last().unwrap().clone();
+    for _ in 0..3 {
+        let body = ask(&server, &messages);
+        assert_eq!(body["choices"][0]["message"]["content"], content);
+        assert!(cached(&body) + 64 >= prompt(&body), "{body}");
+    }
+    let mut edited = messages;
+    *edited.last_mut().unwrap() = said("user", "What is the capital of Norway?");
+    let body = ask(&server, &edited);
+    assert!(cached(&body) + 64 + 64 >= prompt(&body), "{body}");
+    asked.push((edited, body["choices"][0]["message"]["content"].clone()));
+    for (messages, content) in asked.iter().rev().step_by(4) {
+        let fresh = Server::start(options());
+        let body = ask(&fresh, messages);
+        assert_eq!(cached(&body), 0);
+        assert_eq!(&body["choices"][0]["message"]["content"], content);
     }
 }
 

@@ -131,4 +131,70 @@ impl<D: Device> Runner<D> {
         }
         tokens
     }
+
+    /// Checks that the session goes back to where a snapshot was taken, over a page of the cache, and that another
+    /// goes on from there with what it copies.
+    pub fn check_snapshots(&mut self) {
+        let vocabulary = self.model.config.vocab_size as u32;
+        let prompt: Vec<u32> = (0..270).map(|i| i * 37 % vocabulary).collect();
+        self.session.reset();
+        self.prefill(&prompt, 64);
+        let kept = self.session.snapshot().expect("room for a snapshot");
+        assert_eq!(kept.position(), 270);
+        let bytes = self.device.session_bytes(self.precision);
+        assert!(kept.bytes() > 0 && kept.bytes() <= bytes.fixed / 2);
+        let expected = self.feed(&[11, 12, 13]);
+        self.prefill_more(&prompt[..100]);
+        // More than one run back, and twice.
+        for _ in 0..2 {
+            self.session
+                .restore(kept.as_ref())
+                .expect("its own snapshot");
+            assert_eq!(self.session.position(), 270);
+            assert!(!self.session.step_back(), "nothing before is known");
+            assert!(self.feed(&[11, 12, 13]) == expected);
+        }
+        // A longer session, which stood elsewhere, and this one behind it, which is as it was.
+        let new = |capacity| {
+            self.device
+                .new_session(self.precision, capacity)
+                .expect("a session")
+        };
+        let (mut other, mut short) = (new(1_000), new(269));
+        std::mem::swap(&mut self.session, &mut other);
+        self.prefill(&prompt[..7], 64);
+        self.session
+            .copy_cache(other.as_mut(), 270)
+            .expect("a copy");
+        self.session
+            .restore(kept.as_ref())
+            .expect("its cache is there");
+        assert!(self.feed(&[11, 12, 13]) == expected);
+        std::mem::swap(&mut self.session, &mut other);
+        assert_eq!(self.session.position(), 273);
+        self.session
+            .restore(kept.as_ref())
+            .expect("its own snapshot");
+        assert!(self.feed(&[11, 12, 13]) == expected);
+        // What does not fit is refused, and leaves all as it was.
+        assert!(
+            other.copy_cache(self.session.as_mut(), 274).is_err(),
+            "it has 273"
+        );
+        assert!(short.copy_cache(self.session.as_mut(), 270).is_err());
+        assert!(short.restore(kept.as_ref()).is_err());
+        assert_eq!((short.position(), other.position()), (0, 273));
+        let unlike = match self.precision {
+            Precision::F32 => Precision::Bf16,
+            Precision::Bf16 => Precision::F32,
+        };
+        let mut unlike = self.device.new_session(unlike, 400).expect("a session");
+        assert!(unlike.copy_cache(self.session.as_mut(), 10).is_err());
+    }
+
+    /// Goes on with a prompt.
+    fn prefill_more(&mut self, tokens: &[u32]) {
+        let plan = self.plan(Phase::Prefill, tokens.len(), PlanOutput::State);
+        self.run(&plan, tokens);
+    }
 }

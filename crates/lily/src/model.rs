@@ -291,12 +291,34 @@ pub fn open(
     open_watched(path, arguments, context, &WatchArguments::default(), status)
 }
 
+/// The same for conversations: later prompts go on from what earlier ones had computed.
+pub fn open_kept(
+    path: Option<&Path>,
+    arguments: &DeviceArguments,
+    context: Option<usize>,
+    status: &Status,
+) -> Result<Opened, Failure> {
+    let watch = WatchArguments::default();
+    open_with(path, arguments, context, &watch, true, status)
+}
+
 /// The same with a closer look at the device.
 pub fn open_watched(
     path: Option<&Path>,
     arguments: &DeviceArguments,
     context: Option<usize>,
     watch: &WatchArguments,
+    status: &Status,
+) -> Result<Opened, Failure> {
+    open_with(path, arguments, context, watch, false, status)
+}
+
+fn open_with(
+    path: Option<&Path>,
+    arguments: &DeviceArguments,
+    context: Option<usize>,
+    watch: &WatchArguments,
+    snapshots: bool,
     status: &Status,
 ) -> Result<Opened, Failure> {
     let checkpoint = Arc::new(open_checkpoint(path)?);
@@ -316,6 +338,7 @@ pub fn open_watched(
         prefill_chunk: chunk_of(arguments),
         context,
         memory_limit: arguments.memory,
+        snapshots,
         plan_transform: plan_transform(arguments),
     };
     let engine = Engine::new(device, model, text, options)?;

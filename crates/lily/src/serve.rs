@@ -4,7 +4,7 @@ use crate::args::ServeArguments;
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::bytes;
-use crate::model::{Opened, on, open};
+use crate::model::{Opened, on, open_kept};
 use lily_engine::PlanOutput;
 use lily_server::ServerOptions;
 use std::net::{SocketAddr, TcpListener};
@@ -26,7 +26,7 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let address = listener.local_addr().map_err(failed)?;
     let mut console = Console::new(false);
     console.status().begin("opening the model");
-    let mut opened = open(
+    let mut opened = open_kept(
         model,
         &arguments.device,
         arguments.context,

@@ -1,7 +1,7 @@
 //! Lily over HTTP: an API as OpenAI documents it, for the agents and apps of the same machine.
 //!
-//! A thread of its own owns the engine ([`worker`]) and takes turns between requests; each request is parsed and
-//! answered by its own task. What streams and what does not is put together from the same pieces ([`deltas`]), so that
+//! A thread of its own owns the engine (`worker.rs`) and takes turns between requests; each request is parsed and
+//! answered by its own task. What streams and what does not is put together from the same pieces (`deltas.rs`), so that
 //! the two cannot differ.
 
 #![forbid(unsafe_code)]

@@ -93,9 +93,10 @@ async fn begin(
         .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
     let mut asked = asked(&parsed, shared.text.default_sampling())?;
     if !asked.ignored.is_empty() {
+        // Quoted, so that what a client calls a field is nothing to the terminal.
         eprintln!(
-            "lily: fields that are not known were ignored: {}",
-            asked.ignored.join(", ")
+            "lily: fields that are not known were ignored: {:?}",
+            asked.ignored
         );
     }
     let frame = Frame::new(&shared.options.model);
@@ -165,7 +166,10 @@ fn asked(body: &Value, defaults: SamplingParameters) -> Result<Asked, ApiError> 
         },
         streams: fields.boolean("stream")?.unwrap_or(false),
         wants_usage: wants_usage.unwrap_or(false),
-        ignored: ignored.map(String::from).collect(),
+        ignored: ignored
+            .take(8)
+            .map(|name| name.chars().take(40).collect())
+            .collect(),
     })
 }
 
@@ -273,9 +277,20 @@ fn sampling(
             .number("frequency_penalty")?
             .unwrap_or(defaults.frequency_penalty),
         logit_bias: bias,
-        seed: fields.count("seed", 0)?.unwrap_or_else(next_seed),
+        seed: seed(fields)?.unwrap_or_else(next_seed),
         logprobs: None,
     })
+}
+
+/// Any whole number of 64 bits, with a sign or without.
+fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
+    let Some(value) = fields.value("seed") else {
+        return Ok(None);
+    };
+    let signed = || value.as_i64().map(i64::cast_unsigned);
+    let seed = value.as_u64().or_else(signed);
+    seed.map(Some)
+        .ok_or_else(|| fields.wrong("seed", "a whole number"))
 }
 
 fn most_tokens(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {

@@ -356,7 +356,7 @@ fn limits_stops_and_seeds_are_kept() {
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
     assert_eq!(cut, &whole[..whole.find(&stop).unwrap()]);
 
-    let drawn = |seed: u64| {
+    let drawn = |seed: i64| {
         let mut request = question("Tell me a short story.");
         request["temperature"] = json!(1.5);
         request["seed"] = seed.into();
@@ -364,6 +364,7 @@ fn limits_stops_and_seeds_are_kept() {
     };
     assert_eq!(drawn(3), drawn(3));
     assert_ne!(drawn(3), drawn(4));
+    assert_eq!(drawn(-3), drawn(-3));
 }
 
 #[test]

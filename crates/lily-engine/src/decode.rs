@@ -3,7 +3,10 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
-use lily_plan::{Chain, DeviceError, Launch, NO_TOKEN, Outcome, PlanOutput, STOPPED, SamplingRow};
+use lily_plan::{
+    Chain, Device, DeviceError, Launch, NO_TOKEN, Outcome, PlanOutput, RunAhead, STOPPED,
+    SamplingRow,
+};
 use std::fmt;
 
 /// How one token after another is decoded.
@@ -77,6 +80,14 @@ impl Next {
     }
 }
 
+/// The device's chains, for whoever has one or has asked [`Engine::pace`].
+fn chains(device: &mut dyn Device) -> &mut dyn RunAhead {
+    let Ok(chains) = device.run_ahead() else {
+        unreachable!("what a device can do does not change");
+    };
+    chains
+}
+
 impl Engine {
     /// How steps that leave `output` are sent off.
     pub fn pace(&mut self, output: PlanOutput) -> Pace {
@@ -125,9 +136,7 @@ impl Engine {
             Some(known) => known.chain,
             None => self.begin(session, token, decode)?,
         };
-        let Ok(device) = self.device.run_ahead() else {
-            unreachable!("it could when the chain was begun");
-        };
+        let device = chains(self.device.as_mut());
         let sessions = &mut [session.state.as_mut()];
         let mut sent = || {
             let follows = decode.goes_on && device.follow(&chain, sessions)?;
@@ -165,9 +174,7 @@ impl Engine {
             sampling: &[decode.sampling],
             observer: None,
         };
-        let Ok(device) = self.device.run_ahead() else {
-            unreachable!("asked for by the caller");
-        };
+        let device = chains(self.device.as_mut());
         Ok(device.begin(&plan, launch, &[decode.stops])?)
     }
 
@@ -185,9 +192,7 @@ impl Engine {
         let Some(underway) = session.underway.take() else {
             return Ok(());
         };
-        let Ok(device) = self.device.run_ahead() else {
-            unreachable!("it could when the chain was begun");
-        };
+        let device = chains(self.device.as_mut());
         match device.collect(&underway.chain, &mut [session.state.as_mut()]) {
             Ok(tokens) if tokens[0] == STOPPED => Ok(()),
             Ok(_) => {

@@ -227,8 +227,7 @@ impl Engine {
             &request.prompt,
         )?;
         let needed = prompt + max_tokens;
-        let mut session = self.session_for(session, &request.prompt, needed)?;
-        self.go_back(&mut session, &request.prompt)?;
+        let session = self.session_for(session, &request.prompt, needed)?;
         let timings = Timings {
             cached_tokens: session.tokens.len(),
             ..Timings::default()
@@ -256,46 +255,6 @@ impl Engine {
             finished: None,
             timings,
         })
-    }
-
-    /// The session given, or one that is large enough, with what it has of the prompt.
-    fn session_for(
-        &mut self,
-        session: Option<Session>,
-        prompt: &[u32],
-        needed: usize,
-    ) -> Result<Session, EngineError> {
-        match session {
-            Some(session) if session.capacity() >= needed => Ok(session),
-            Some(mut too_small) => {
-                let usable = too_small.usable(prompt);
-                if usable > 0
-                    && let Ok(mut larger) = self.fork(&mut too_small, usable, needed)
-                {
-                    larger.kept = std::mem::take(&mut too_small.kept);
-                    larger.kept.retain(|kept| kept.position() <= usable);
-                    return Ok(larger);
-                }
-                // Its memory is free before more is asked for.
-                drop(too_small);
-                self.open_session(needed)
-            }
-            None => self.open_session(needed),
-        }
-    }
-
-    /// Has the session hold a prefix of the prompt, and not all of it: the prompt's last token is always computed, its
-    /// logits choose the answer's first.
-    fn go_back(&mut self, session: &mut Session, prompt: &[u32]) -> Result<(), EngineError> {
-        if self.options().snapshots {
-            let usable = session.usable(prompt);
-            return self.rewind(session, usable);
-        }
-        let held = session.tokens.len();
-        if held >= prompt.len() || session.tokens != prompt[..held] {
-            session.reset();
-        }
-        Ok(())
     }
 
     /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.

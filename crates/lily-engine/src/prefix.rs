@@ -51,14 +51,57 @@ impl Session {
 }
 
 impl Engine {
-    /// Stands a session behind the first `position` tokens that it holds, where it has a snapshot; 0 empties it.
-    pub(crate) fn rewind(
+    /// A session for a prompt, with room for `needed` tokens and with what `given` has of the prompt: `given` itself, or
+    /// one that is large enough. It never has all of the prompt, whose last token's logits choose the answer's first.
+    pub(crate) fn session_for(
         &mut self,
-        session: &mut Session,
-        position: usize,
-    ) -> Result<(), EngineError> {
+        given: Option<Session>,
+        prompt: &[u32],
+        needed: usize,
+    ) -> Result<Session, EngineError> {
+        let mut session = match given {
+            Some(given) if given.capacity() >= needed => given,
+            Some(too_small) => self.larger(too_small, prompt, needed)?,
+            None => self.open_session(needed)?,
+        };
+        if self.options().snapshots {
+            let usable = session.usable(prompt);
+            self.rewind(&mut session, usable)?;
+        } else {
+            let held = session.tokens.len();
+            if held >= prompt.len() || session.tokens != prompt[..held] {
+                session.reset();
+            }
+        }
+        Ok(session)
+    }
+
+    /// A larger session, with what a smaller one has of the prompt where memory is there for both.
+    fn larger(
+        &mut self,
+        mut small: Session,
+        prompt: &[u32],
+        needed: usize,
+    ) -> Result<Session, EngineError> {
+        let usable = small.usable(prompt);
+        if usable > 0
+            && let Ok(mut larger) = self.copy(&mut small, usable, needed)
+        {
+            larger.kept = std::mem::take(&mut small.kept);
+            return Ok(larger);
+        }
+        // Its memory is free before more is asked for.
+        drop(small);
+        self.open_session(needed)
+    }
+
+    /// Stands a session behind the first `position` tokens that it holds, where it has a snapshot; 0 empties it.
+    fn rewind(&mut self, session: &mut Session, position: usize) -> Result<(), EngineError> {
         self.settle(session)?;
         session.kept.retain(|kept| kept.position() <= position);
+        if session.tokens.len() == position {
+            return Ok(());
+        }
         match session.kept.last() {
             Some(kept) if kept.position() == position => {
                 session.state.restore(kept.snapshot.as_ref())?;
@@ -70,7 +113,7 @@ impl Engine {
     }
 
     /// Another session for up to `capacity` tokens, behind the first `position` that this one holds, where it has a
-    /// snapshot. This one stays as it is.
+    /// snapshot; the other has one there too. This one stays as it is.
     ///
     /// # Errors
     /// Where memory is short, and where there is no snapshot at the position.
@@ -80,16 +123,26 @@ impl Engine {
         position: usize,
         capacity: usize,
     ) -> Result<Session, EngineError> {
+        let mut other = self.copy(session, position, capacity)?;
+        self.keep(&mut other);
+        Ok(other)
+    }
+
+    fn copy(
+        &mut self,
+        session: &mut Session,
+        position: usize,
+        capacity: usize,
+    ) -> Result<Session, EngineError> {
         self.settle(session)?;
-        let mut other = self.open_session(capacity)?;
         let mut kept = session.kept.iter();
         let Some(kept) = kept.find(|kept| kept.position() == position) else {
             return Err(EngineError::NoSnapshot { position });
         };
+        let mut other = self.open_session(capacity)?;
         other.state.copy_cache(session.state.as_mut(), position)?;
         other.state.restore(kept.snapshot.as_ref())?;
         other.tokens.extend_from_slice(&session.tokens[..position]);
-        self.keep(&mut other);
         Ok(other)
     }
 

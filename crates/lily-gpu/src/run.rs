@@ -76,24 +76,16 @@ impl<G: Gpu + 'static> GpuDevice<G> {
             state.reserve(end)?;
         }
         let gpu = lock(&self.gpu);
-        let table = self.table();
-        for (index, state) in states.iter().enumerate() {
+        let sessions = states.iter().enumerate().map(|(index, state)| {
             let session = state.describe(&gpu, stops.is_none());
-            gpu.write(
-                table,
-                launch::SESSIONS + index * launch::SESSION_BYTES,
-                &session,
-            );
             let stops = stops.and_then(|stops| stops.get(index)).copied();
-            let turn = launch::turn(stops.unwrap_or(&[]));
-            gpu.write(table, launch::TURNS + index * launch::TURN_BYTES, &turn);
-        }
-        gpu.write(table, launch::LIMIT, &token_limit.to_le_bytes());
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|token| token.to_le_bytes())
-            .collect();
-        gpu.write(table, launch::TOKENS, &bytes);
+            (session, launch::turn(stops.unwrap_or(&[])))
+        });
+        gpu.write(
+            self.table(),
+            0,
+            &launch::encode(sessions, token_limit, tokens),
+        );
         if !parameters.is_empty() {
             gpu.write(self.sampling(), 0, &parameters);
         }

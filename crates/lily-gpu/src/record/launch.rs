@@ -47,3 +47,19 @@ pub fn turn(stops: &[u32]) -> [u8; TURN_BYTES] {
     }
     bytes
 }
+
+/// The launch buffer before the first run: sessions with their turns, the first id that has no token, the run's tokens.
+pub fn encode(
+    sessions: impl Iterator<Item = ([u8; SESSION_BYTES], [u8; TURN_BYTES])>,
+    limit: u32,
+    tokens: &[u32],
+) -> Vec<u8> {
+    let mut bytes = vec![0; TOKENS];
+    for (index, (session, turn)) in sessions.enumerate() {
+        bytes[SESSIONS + index * SESSION_BYTES..][..SESSION_BYTES].copy_from_slice(&session);
+        bytes[TURNS + index * TURN_BYTES..][..TURN_BYTES].copy_from_slice(&turn);
+    }
+    bytes[LIMIT..][..4].copy_from_slice(&limit.to_le_bytes());
+    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    bytes
+}

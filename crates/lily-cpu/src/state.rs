@@ -6,8 +6,8 @@
 use crate::arena::Output;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
 use lily_plan::{
-    DeviceError, Precision, SessionBytes, SessionState, Snapshot, StateCopy, StateSlot,
-    check_cache_copy, own_snapshot, own_state,
+    DeviceError, Precision, SessionBytes, SessionState, Snapshot, StateCopy, StateSlot, own_cache,
+    own_snapshot,
 };
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
@@ -342,8 +342,7 @@ impl SessionState for CpuState {
         from: &mut dyn SessionState,
         positions: usize,
     ) -> Result<(), DeviceError> {
-        check_cache_copy(self, from, positions)?;
-        let from: &mut CpuState = own_state(from)?;
+        let from: &mut CpuState = own_cache(from, self, positions)?;
         if self.cache_shape != from.cache_shape || self.layers.len() != from.layers.len() {
             return Err(DeviceError::Launch("a session of another model".into()));
         }

@@ -4,7 +4,7 @@ use crate::gpu::Gpu;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
 use lily_plan::{
     DeviceError, ElementType, Precision, SessionBytes, SessionState, Snapshot, StateCopy,
-    StateSlot, check_cache_copy, own_snapshot, own_state,
+    StateSlot, own_cache, own_snapshot,
 };
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -448,8 +448,7 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
         from: &mut dyn SessionState,
         positions: usize,
     ) -> Result<(), DeviceError> {
-        check_cache_copy(self, from, positions)?;
-        let from: &mut GpuState<G> = own_state(from)?;
+        let from: &mut GpuState<G> = own_cache(from, self, positions)?;
         if !Arc::ptr_eq(&from.layout, &self.layout) {
             return Err(DeviceError::Launch("a session of another model".into()));
         }

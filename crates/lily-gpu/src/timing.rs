@@ -3,19 +3,24 @@
 use lily_plan::StageTiming;
 
 /// Times by label, in the order in which labels came. Labels are made of kernels' names, so there are only so many.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Timings(Vec<StageTiming>);
 
 impl Timings {
     /// Adds one run.
     pub fn add(&mut self, label: &str, microseconds: f64) {
+        self.add_all(label, 1, microseconds);
+    }
+
+    /// Adds `runs` that took so long together.
+    pub fn add_all(&mut self, label: &str, runs: u64, microseconds: f64) {
         if let Some(timing) = self.0.iter_mut().find(|timing| timing.label == label) {
-            timing.runs += 1;
+            timing.runs += runs;
             timing.microseconds += microseconds;
         } else {
             self.0.push(StageTiming {
                 label: label.to_string(),
-                runs: 1,
+                runs,
                 microseconds,
             });
         }

@@ -302,15 +302,16 @@ pub fn own_snapshot<'a, S: Snapshot>(
     own.ok_or_else(|| DeviceError::Launch("a snapshot of another device".into()))
 }
 
-/// Refuses a copy of `positions` positions of a cache that one of the two sessions has not.
+/// The session whose first `positions` positions of cache go to session `to`, as the type that its device gave it.
 ///
 /// # Errors
-/// [`DeviceError::Launch`], and for sessions of different precisions.
-pub fn check_cache_copy(
+/// [`DeviceError::Launch`] for a session of another device or precision, for positions that it has not, and for more
+/// than `to` was made for.
+pub fn own_cache<'a, S: SessionState + 'static>(
+    from: &'a mut dyn SessionState,
     to: &dyn SessionState,
-    from: &dyn SessionState,
     positions: usize,
-) -> Result<(), DeviceError> {
+) -> Result<&'a mut S, DeviceError> {
     let (has, capacity) = (from.position(), to.capacity());
     if positions > has || positions > capacity {
         return Err(DeviceError::Launch(format!(
@@ -323,7 +324,7 @@ pub fn check_cache_copy(
             "a {from} cache for a {to} session"
         )));
     }
-    Ok(())
+    own_state(from)
 }
 
 /// The session's state as the type that its device gave it.

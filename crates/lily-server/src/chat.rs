@@ -368,24 +368,35 @@ impl Frame {
     }
 }
 
-/// The answer in one piece.
-async fn whole(
+/// Hands over each piece of an answer as it comes; its end is the result.
+async fn each_piece(
     mut answer: Answer,
     mut assembler: Assembler,
-    frame: &Frame,
-) -> Result<Json<Value>, ApiError> {
-    let mut all: Vec<Delta> = Vec::new();
+    mut hand_over: impl FnMut(Delta),
+) -> Result<End, ApiError> {
     loop {
         let event = answer.next().await.ok_or_else(ApiError::stopping)?;
         let (deltas, end) = assembler.take(event)?;
-        all.extend(deltas);
+        deltas.into_iter().for_each(&mut hand_over);
         if let Some(end) = end {
-            let choice = json!({"index": 0, "message": message(all), "logprobs": null, "finish_reason": end.reason});
-            let mut body = frame.with("chat.completion", json!([choice]));
-            body["usage"] = end.usage_json();
-            return Ok(Json(body));
+            return Ok(end);
         }
     }
+}
+
+/// The answer in one piece.
+async fn whole(
+    answer: Answer,
+    assembler: Assembler,
+    frame: &Frame,
+) -> Result<Json<Value>, ApiError> {
+    let mut all = Vec::new();
+    let end = each_piece(answer, assembler, |delta| all.push(delta)).await?;
+    let choice =
+        json!({"index": 0, "message": message(all), "logprobs": null, "finish_reason": end.reason});
+    let mut body = frame.with("chat.completion", json!([choice]));
+    body["usage"] = end.usage_json();
+    Ok(Json(body))
 }
 
 type Events = UnboundedSender<Result<sse::Event, Infallible>>;
@@ -410,8 +421,8 @@ fn stream(
 }
 
 async fn tell(
-    mut answer: Answer,
-    mut assembler: Assembler,
+    answer: Answer,
+    assembler: Assembler,
     frame: &Frame,
     wants_usage: bool,
     events: &Events,
@@ -421,22 +432,8 @@ async fn tell(
         let _ = events.send(Ok(sse::Event::default().data(value.to_string())));
     };
     say(&frame.chunk(json!({"role": "assistant", "content": ""}), None));
-    let end: Result<End, ApiError> = loop {
-        let Some(event) = answer.next().await else {
-            break Err(ApiError::stopping());
-        };
-        match assembler.take(event) {
-            Ok((deltas, end)) => {
-                deltas
-                    .iter()
-                    .for_each(|delta| say(&frame.chunk(delta.to_json(), None)));
-                if let Some(end) = end {
-                    break Ok(end);
-                }
-            }
-            Err(error) => break Err(error.into()),
-        }
-    };
+    let piece = |delta: Delta| say(&frame.chunk(delta.to_json(), None));
+    let end = each_piece(answer, assembler, piece).await;
     match end {
         Ok(end) => {
             say(&frame.chunk(json!({}), Some(end.reason)));

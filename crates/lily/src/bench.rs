@@ -7,6 +7,7 @@ use crate::format::{counted, grouped, pairs, rate, table};
 use crate::model::{ModelName, Opened, on, open_watched};
 use crate::status::Status;
 use lily_engine::{Decode, DeviceDescription, Engine, PlanOutput, Session};
+use lily_gpu::timing::Timings;
 use lily_plan::{Assumptions, NO_TOKEN, Outcome, SamplingRow, StageTiming};
 use serde::Serialize;
 use std::path::Path;
@@ -156,21 +157,19 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
 #[derive(Clone, Default)]
 struct Measured {
     seconds: Vec<f64>,
-    stages: Vec<StageTiming>,
+    stages: Timings,
 }
 
 impl Measured {
     fn add(&mut self, seconds: f64, stages: Vec<StageTiming>) {
         self.seconds.push(seconds);
-        for stage in stages {
-            let mut known = self.stages.iter_mut();
-            match known.find(|known| known.label == stage.label) {
-                Some(known) => {
-                    known.runs += stage.runs;
-                    known.microseconds += stage.microseconds;
-                }
-                None => self.stages.push(stage),
-            }
+        for StageTiming {
+            label,
+            runs,
+            microseconds,
+        } in stages
+        {
+            self.stages.add_all(&label, runs, microseconds);
         }
     }
 }
@@ -316,34 +315,42 @@ fn report(
     let cases = cases
         .iter()
         .zip(measured)
-        .map(|(case, Measured { seconds, stages })| {
-            let rates: Vec<f64> = seconds
-                .iter()
-                .map(|time| case.tokens as f64 / time)
-                .collect();
-            let tokens_per_second = Spread::of(&rates);
-            let engine = &mut opened.engine;
-            let plan = match case.kind {
-                Kind::Prefill => {
-                    engine.prefill_plan(case.tokens.min(chunk), PlanOutput::LastLogits)
+        .map(
+            |(
+                case,
+                Measured {
+                    seconds,
+                    mut stages,
+                },
+            )| {
+                let rates: Vec<f64> = seconds
+                    .iter()
+                    .map(|time| case.tokens as f64 / time)
+                    .collect();
+                let tokens_per_second = Spread::of(&rates);
+                let engine = &mut opened.engine;
+                let plan = match case.kind {
+                    Kind::Prefill => {
+                        engine.prefill_plan(case.tokens.min(chunk), PlanOutput::LastLogits)
+                    }
+                    Kind::Decode => engine.decode_plan(case.context, PlanOutput::Token),
+                };
+                // The cache grows while decoding; its middle stands for the whole.
+                let assumptions = Assumptions::at_context(case.context + case.tokens / 2);
+                let totals = plan.totals(&assumptions);
+                CaseReport {
+                    kind: case.kind,
+                    tokens: case.tokens,
+                    context: case.context,
+                    dispatches: totals.dispatches,
+                    counted_bytes_per_second: (case.kind == Kind::Decode)
+                        .then(|| totals.work.bytes() as f64 * tokens_per_second.median),
+                    tokens_per_second,
+                    seconds,
+                    stages: arguments.watch.stage_times.then(|| stages.take()),
                 }
-                Kind::Decode => engine.decode_plan(case.context, PlanOutput::Token),
-            };
-            // The cache grows while decoding; its middle stands for the whole.
-            let assumptions = Assumptions::at_context(case.context + case.tokens / 2);
-            let totals = plan.totals(&assumptions);
-            CaseReport {
-                kind: case.kind,
-                tokens: case.tokens,
-                context: case.context,
-                dispatches: totals.dispatches,
-                counted_bytes_per_second: (case.kind == Kind::Decode)
-                    .then(|| totals.work.bytes() as f64 * tokens_per_second.median),
-                tokens_per_second,
-                seconds,
-                stages: arguments.watch.stage_times.then_some(stages),
-            }
-        })
+            },
+        )
         .collect();
     Report {
         model: opened.name.clone(),

@@ -4,7 +4,7 @@ use crate::args::{BenchArguments, switches};
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{counted, grouped, pairs, rate, table};
-use crate::model::{ModelName, Opened, on, open_watched};
+use crate::model::{ModelName, Opened, Opening, on, open};
 use crate::status::Status;
 use lily_engine::{Decode, DeviceDescription, Engine, PlanOutput, Session};
 use lily_gpu::timing::Timings;
@@ -126,14 +126,12 @@ pub fn bench(model: Option<&Path>, arguments: &BenchArguments) -> Result<(), Fai
     }
     let longest = cases.iter().map(|case| case.positions()).max().unwrap_or(1);
     let mut console = Console::new(false);
-    console.status().begin("opening the model");
-    let mut opened = open_watched(
-        model,
-        &arguments.device,
-        Some(longest),
-        &arguments.watch,
-        console.status(),
-    )?;
+    let opening = Opening {
+        context: Some(longest),
+        watch: arguments.watch.clone(),
+        ..Opening::default()
+    };
+    let mut opened = open(model, &arguments.device, opening, console.status())?;
     let device = opened.engine.device();
     if let Some(wanted) = &arguments.require_kernels
         && !device.kernels.contains(wanted.as_str())

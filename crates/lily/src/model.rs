@@ -280,50 +280,34 @@ pub struct Opened {
     pub name: ModelName,
 }
 
-/// Opens the model at `path` (or the embedded one) on the device asked for. `context` is the longest
-/// sequence, if it is to be shorter than what the model was made for. `status` is told how far the weights are read.
+/// What is asked of a model beside the device it runs on.
+#[derive(Default)]
+pub struct Opening {
+    /// Longest sequence, if it is to be shorter than what the model was made for.
+    pub context: Option<usize>,
+    /// A closer look at the device.
+    pub watch: WatchArguments,
+    /// Whether later prompts go on from what earlier ones had computed.
+    pub snapshots: bool,
+}
+
+/// Opens the model at `path` (or the embedded one) on the device asked for. `status` is told how far it is.
 pub fn open(
     path: Option<&Path>,
     arguments: &DeviceArguments,
-    context: Option<usize>,
+    opening: Opening,
     status: &Status,
 ) -> Result<Opened, Failure> {
-    open_watched(path, arguments, context, &WatchArguments::default(), status)
-}
-
-/// The same for conversations: later prompts go on from what earlier ones had computed.
-pub fn open_kept(
-    path: Option<&Path>,
-    arguments: &DeviceArguments,
-    context: Option<usize>,
-    status: &Status,
-) -> Result<Opened, Failure> {
-    let watch = WatchArguments::default();
-    open_with(path, arguments, context, &watch, true, status)
-}
-
-/// The same with a closer look at the device.
-pub fn open_watched(
-    path: Option<&Path>,
-    arguments: &DeviceArguments,
-    context: Option<usize>,
-    watch: &WatchArguments,
-    status: &Status,
-) -> Result<Opened, Failure> {
-    open_with(path, arguments, context, watch, false, status)
-}
-
-fn open_with(
-    path: Option<&Path>,
-    arguments: &DeviceArguments,
-    context: Option<usize>,
-    watch: &WatchArguments,
-    snapshots: bool,
-    status: &Status,
-) -> Result<Opened, Failure> {
+    status.begin("opening the model");
+    let Opening {
+        context,
+        watch,
+        snapshots,
+    } = opening;
     let checkpoint = Arc::new(open_checkpoint(path)?);
     let name = ModelName::new(path, &checkpoint);
-    let OpenedDevice { device, model } = open_device(checkpoint.clone(), arguments, watch, status)?;
+    let OpenedDevice { device, model } =
+        open_device(checkpoint.clone(), arguments, &watch, status)?;
     let device: Box<dyn Device> = match arguments.switch_off.as_slice() {
         [] => device,
         names => Box::new(Without {

@@ -5,7 +5,7 @@ use crate::args::{ReasoningChoice, RunArguments, SamplingArguments};
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::{counted, grouped, rate};
-use crate::model::{ModelName, Opened, on, open, text_failure};
+use crate::model::{ModelName, Opened, Opening, on, open, text_failure};
 use crate::prompt;
 use crate::status::Status;
 use lily_engine::{
@@ -35,13 +35,11 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         );
     }
     let mut console = Console::new(arguments.output.quiet);
-    console.status().begin("opening the model");
-    let mut opened = open(
-        model,
-        &arguments.device,
-        arguments.context,
-        console.status(),
-    )?;
+    let opening = Opening {
+        context: arguments.context,
+        ..Opening::default()
+    };
+    let mut opened = open(model, &arguments.device, opening, console.status())?;
     // The prompt may have to be typed.
     console.status().end();
     let text = opened.engine.text().clone();

@@ -4,7 +4,7 @@ use crate::args::ServeArguments;
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::bytes;
-use crate::model::{Opened, on, open_kept};
+use crate::model::{Opened, Opening, on, open};
 use lily_engine::PlanOutput;
 use lily_server::ServerOptions;
 use std::net::{SocketAddr, TcpListener};
@@ -25,13 +25,12 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let listener = TcpListener::bind(wanted).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let mut console = Console::new(false);
-    console.status().begin("opening the model");
-    let mut opened = open_kept(
-        model,
-        &arguments.device,
-        arguments.context,
-        console.status(),
-    )?;
+    let opening = Opening {
+        context: arguments.context,
+        snapshots: true,
+        ..Opening::default()
+    };
+    let mut opened = open(model, &arguments.device, opening, console.status())?;
     console.status().end();
     introduce(&mut console, &mut opened);
     let name = arguments.name.as_ref().unwrap_or(&opened.name.name);

@@ -4,7 +4,7 @@ use crate::args::VerifyArguments;
 use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::pairs;
-use crate::model::{EMBEDDED_REFERENCE, ModelName, on, open, read_text};
+use crate::model::{EMBEDDED_REFERENCE, ModelName, Opening, on, open, read_text};
 use lily_engine::{DeviceDescription, Score};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -241,8 +241,12 @@ pub fn verify(model: Option<&Path>, arguments: &VerifyArguments) -> Result<(), F
         min_top1: arguments.min_top1.or(embedded.then_some(EMBEDDED_TOP1)),
     };
     let mut console = Console::new(false);
-    console.status().begin("opening the model");
-    let mut opened = open(model, &arguments.device, None, console.status())?;
+    let mut opened = open(
+        model,
+        &arguments.device,
+        Opening::default(),
+        console.status(),
+    )?;
     let vocabulary = opened.engine.model().config.vocab_size;
     reference.check_ids(vocabulary, &source, &arguments.record)?;
     let start = Instant::now();

@@ -202,28 +202,10 @@ impl Engine {
         request: GenerationRequest,
         cancel: CancelFlag,
     ) -> Result<Generation, EngineError> {
+        let limits = self.limits();
+        limits.check(&request.prompt)?;
         let prompt = request.prompt.len();
-        let config = &self.model().config;
-        let (vocabulary, model) = (config.vocab_size, config.max_positions);
-        if prompt == 0 {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if let Some(&token) = request
-            .prompt
-            .iter()
-            .find(|&&token| token as usize >= vocabulary)
-        {
-            return Err(EngineError::UnknownToken { token, vocabulary });
-        }
-        let context = self.context();
-        if prompt >= context {
-            return Err(EngineError::ContextExceeded {
-                prompt,
-                context,
-                model,
-            });
-        }
-        let room = context - prompt;
+        let room = limits.context - prompt;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
         // Before memory is taken for a request that is not sound.
         let sampler = self.sampler(&request)?;
@@ -285,9 +267,8 @@ impl Engine {
         sampling: SamplingParameters,
         cancel: CancelFlag,
     ) -> Result<Generation, EngineError> {
-        let from = &mut generation.session;
-        if generation.outcome.is_none() || !generation.generated.is_empty() {
-            let position = from.tokens.len();
+        if !generation.is_prefilled() {
+            let position = generation.session.tokens.len();
             return Err(EngineError::NoSnapshot { position });
         }
         let request = GenerationRequest {
@@ -295,7 +276,7 @@ impl Engine {
             ..generation.request.clone()
         };
         let sampler = self.sampler(&request)?;
-        let session = self.duplicate(from)?;
+        let session = self.duplicate(&mut generation.session)?;
         let max_tokens = generation.max_tokens;
         Ok(Generation {
             outcome: generation.outcome.clone(),
@@ -425,6 +406,11 @@ impl Generation {
     /// Tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.request.prompt.len()
+    }
+
+    /// Whether its prompt is computed and its answer has not begun: where it can be branched.
+    pub fn is_prefilled(&self) -> bool {
+        self.outcome.is_some() && self.generated.is_empty()
     }
 
     /// Where the time went so far.

@@ -39,6 +39,13 @@ impl ApiError {
         self
     }
 
+    /// It was nothing that the client asked for.
+    fn of_server(mut self) -> Self {
+        self.status = StatusCode::INTERNAL_SERVER_ERROR;
+        self.kind = "server_error";
+        self
+    }
+
     /// A word for programs.
     pub fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
@@ -152,6 +159,8 @@ impl From<EngineError> for ApiError {
             EngineError::Sampling(error) => {
                 let invalid = ApiError::invalid(message);
                 match error {
+                    // The model's own fault, or the device's.
+                    SamplingError::NotFinite { .. } => invalid.of_server(),
                     SamplingError::OutOfRange { parameter, .. } => invalid.of(parameter),
                     SamplingError::Sampleable { .. } => invalid,
                     _ => invalid.of("logit_bias"),

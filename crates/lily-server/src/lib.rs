@@ -109,7 +109,13 @@ impl Shared {
             .sampling
             .validate(self.limits.vocabulary as u32)
             .map_err(EngineError::from)?;
-        let most = self.limits.most_tokens(prompt.len())?;
+        // No later time has more memory than there ever is.
+        let most = self.limits.most_tokens(prompt.len());
+        let most = most.map_err(|error| {
+            ApiError::invalid(error.to_string())
+                .of("messages")
+                .with_code("out_of_memory")
+        })?;
         Ok(common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(most))
     }
 

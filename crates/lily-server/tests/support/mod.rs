@@ -1,9 +1,11 @@
 //! The server with the embedded model on the CPU, and a client that sees every byte.
 #![allow(dead_code)] // No test uses all of it.
 
+pub mod scripted;
+
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions};
-use lily_engine::{Engine, EngineOptions, TextModel};
+use lily_engine::{Device, Engine, EngineOptions, TextModel};
 use lily_server::{ServerOptions, serve};
 use lily_testing::repository;
 use serde_json::{Value, json};
@@ -14,6 +16,16 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
+/// Short chunks, so that short prompts have several.
+pub fn engine_options() -> EngineOptions {
+    EngineOptions {
+        context: Some(4_096),
+        prefill_chunk: 64,
+        snapshots: true,
+        ..EngineOptions::default()
+    }
+}
+
 /// A server, and what stops it.
 pub struct Server {
     pub address: SocketAddr,
@@ -23,23 +35,25 @@ pub struct Server {
 
 impl Server {
     pub fn start(options: ServerOptions) -> Self {
-        Self::start_with(
-            options,
-            EngineOptions {
-                context: Some(4_096),
-                prefill_chunk: 64,
-                snapshots: true,
-                ..EngineOptions::default()
-            },
-        )
+        Self::start_with(options, engine_options())
     }
 
     pub fn start_with(options: ServerOptions, engine: EngineOptions) -> Self {
+        Self::start_on(options, engine, |device| Box::new(device))
+    }
+
+    /// With something around the device.
+    pub fn start_on(
+        options: ServerOptions,
+        engine: EngineOptions,
+        wrap: impl FnOnce(CpuDevice) -> Box<dyn Device>,
+    ) -> Self {
         let checkpoint = Arc::new(Checkpoint::open(&repository("models/lily-tiny")).unwrap());
         let text = Arc::new(TextModel::load(&checkpoint).unwrap());
         let device = CpuDevice::new(checkpoint, &CpuOptions::default()).unwrap();
         let model = device.model().clone();
-        let engine = Engine::new(Box::new(device), model, text, engine).unwrap();
+        let device = wrap(device);
+        let engine = Engine::new(device, model, text, engine).unwrap();
         let (stop, stopped) = oneshot::channel();
         let (told, address) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

@@ -8,8 +8,8 @@ use crate::request::ChatRequest;
 use crate::{Shared, body};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use lily_constraint::Constraint;
-use lily_engine::{Finished, GenerationRequest, Guide, TokenEvent};
+use lily_constraint::{Constraint, Grammars};
+use lily_engine::{Finished, GenerationRequest, Guide, TextModel, TokenEvent};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,38 +62,15 @@ fn prepare(
     request: ChatRequest,
     number: &str,
 ) -> Result<(GenerationRequest, Chat), ApiError> {
-    let ChatRequest {
-        conversation,
-        common,
-        demand,
-        reasoning_budget,
-    } = request;
     let text = &shared.text;
-    let prompt = text.render(&conversation)?;
+    let prompt = text.render(&request.conversation)?;
     let ids = text.encode(&prompt, shared.limits.context)?;
-    let max_tokens = shared.check(&ids, &common)?;
-    let tools = &conversation.tools;
-    let demanded = demand.is_any(!tools.is_empty());
-    let guide = if demanded || reasoning_budget.is_some() {
-        let stops = text.stop_ids();
-        let mut constraint = Constraint::new(text.tokenizer(), stops, &prompt)
-            .map_err(|error| ApiError::of_constraint(&error))?;
-        if demanded {
-            let grammars = shared.grammars()?;
-            constraint = demand
-                .hold(constraint, grammars, tools)
-                .map_err(|error| ApiError::of_constraint(&error))?;
-        }
-        if let Some(budget) = reasoning_budget {
-            constraint = constraint.with_reasoning_budget(budget);
-        }
-        Some(Box::new(constraint) as Box<dyn Guide>)
-    } else {
-        None
-    };
+    let max_tokens = shared.check(&ids, &request.common)?;
+    let guide = guide(text, || shared.grammars(), &prompt, &request)?;
+    let common = request.common;
     let wants_logprobs = common.sampling.logprobs.is_some();
     let choice = Chat {
-        assembler: Assembler::new(number, &prompt, tools),
+        assembler: Assembler::new(number, &prompt, &request.conversation.tools),
         logprobs: wants_logprobs.then(|| Logprobs::new(text.tokenizer().clone())),
     };
     shared.log_text("prompt", &prompt);
@@ -106,6 +83,31 @@ fn prepare(
         ..GenerationRequest::default()
     };
     Ok((generation, choice))
+}
+
+/// What holds the answer to what the request demands of it, if it demands anything.
+pub(crate) fn guide<'a>(
+    text: &TextModel,
+    grammars: impl FnOnce() -> Result<&'a Grammars, ApiError>,
+    prompt: &str,
+    request: &ChatRequest,
+) -> Result<Option<Box<dyn Guide>>, ApiError> {
+    let tools = &request.conversation.tools;
+    let demands = request.demand.is_any(!tools.is_empty());
+    if !demands && request.reasoning_budget.is_none() {
+        return Ok(None);
+    }
+    let refused = |error| ApiError::of_constraint(&error);
+    let mut constraint =
+        Constraint::new(text.tokenizer(), text.stop_ids(), prompt).map_err(refused)?;
+    if demands {
+        let held = request.demand.hold(constraint, grammars()?, tools);
+        constraint = held.map_err(refused)?;
+    }
+    if let Some(budget) = request.reasoning_budget {
+        constraint = constraint.with_reasoning_budget(budget);
+    }
+    Ok(Some(Box::new(constraint)))
 }
 
 /// A choice of a chat completion.

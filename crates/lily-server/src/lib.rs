@@ -13,6 +13,7 @@ mod completions;
 mod deltas;
 mod error;
 mod fields;
+pub mod fuzzing;
 mod guard;
 mod listener;
 mod logprobs;

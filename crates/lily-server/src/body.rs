@@ -8,14 +8,11 @@ use axum::http::{StatusCode, header};
 use serde_json::Value;
 use std::time::Duration;
 
-/// Longest that a body may take to arrive.
-const LONGEST: Duration = Duration::from_secs(60);
-
-/// The body as JSON, which it must be said to be: a page's form cannot say so without asking first.
+/// The body as JSON, which has to arrive within `longest`, and which it must be said to be: a page's form cannot say so without asking first.
 ///
 /// # Errors
 /// 400 for what is not JSON, 408 where it does not arrive, 413 where it is too long, 415 for another content type.
-pub(crate) async fn json(request: Request) -> Result<Value, ApiError> {
+pub(crate) async fn json(request: Request, longest: Duration) -> Result<Value, ApiError> {
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
@@ -26,10 +23,10 @@ pub(crate) async fn json(request: Request) -> Result<Value, ApiError> {
             message,
         ));
     }
-    let bytes = tokio::time::timeout(LONGEST, Bytes::from_request(request, &()))
+    let bytes = tokio::time::timeout(longest, Bytes::from_request(request, &()))
         .await
         .map_err(|_| {
-            let message = format!("the body did not arrive within {} s", LONGEST.as_secs());
+            let message = format!("the body did not arrive within {} s", longest.as_secs_f32());
             ApiError::with_status(StatusCode::REQUEST_TIMEOUT, message)
         })?
         .map_err(|error| match error {

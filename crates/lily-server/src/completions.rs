@@ -34,7 +34,7 @@ async fn begin(
     request: Request,
 ) -> Result<(Answering<Text>, bool, bool), ApiError> {
     let asked = Instant::now();
-    let body = body::json(request).await?;
+    let body = body::json(request, shared.options.longest_body).await?;
     let request = Asked::read(&body, &shared)?;
     shared.log_ignored(&request.common.ignored);
     let (streams, wants_usage) = (request.common.streams, request.common.wants_usage);

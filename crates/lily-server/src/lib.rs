@@ -35,7 +35,7 @@ use metrics::Metrics;
 use request::Common;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use worker::{Answer, Refused, Worker};
 
@@ -52,6 +52,8 @@ pub struct ServerOptions {
     pub most_requests: usize,
     /// Most bytes of a request's body.
     pub most_bytes: usize,
+    /// Longest that a request's body may take to arrive.
+    pub longest_body: Duration,
     /// Keys of which a request has to bring one; none has to, where there are none.
     pub api_keys: Vec<String>,
     /// Names of this machine, beside its addresses and `localhost`.
@@ -70,6 +72,7 @@ impl Default for ServerOptions {
             model: "lily".into(),
             most_requests: 64,
             most_bytes: 8 << 20,
+            longest_body: Duration::from_secs(60),
             api_keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),

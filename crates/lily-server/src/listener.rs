@@ -35,7 +35,7 @@ pub(crate) async fn serve(
     http.timer(TokioTimer::new())
         .header_read_timeout(LONGEST_HEADERS)
         .max_headers(MOST_HEADERS)
-        .max_buf_size(MOST_HEADER_BYTES);
+        .max_header_size(MOST_HEADER_BYTES);
     let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     let graceful = GracefulShutdown::new();
     let mut shutdown = std::pin::pin!(shutdown);

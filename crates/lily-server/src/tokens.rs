@@ -14,7 +14,7 @@ pub(crate) async fn tokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request).await?;
+    let body = body::json(request, shared.options.longest_body).await?;
     in_background(move || {
         let fields = Fields::of(&body)?;
         let text = match (fields.text("content")?, fields.text("prompt")?) {
@@ -40,7 +40,7 @@ pub(crate) async fn detokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request).await?;
+    let body = body::json(request, shared.options.longest_body).await?;
     in_background(move || {
         let fields = Fields::of(&body)?;
         let wrong = || fields.wrong("tokens", "an array of the vocabulary's tokens");
@@ -62,7 +62,7 @@ pub(crate) async fn apply_template(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request).await?;
+    let body = body::json(request, shared.options.longest_body).await?;
     in_background(move || {
         let fields = Fields::of(&body)?;
         Ok(Json(json!({"prompt": rendered(&shared, &fields)?})))

@@ -43,13 +43,10 @@ fn choices_are_what_each_would_be_alone_and_share_their_prompt() {
     assert_eq!(body["usage"]["completion_tokens"], completion_tokens);
     request["stream"] = true.into();
     let events = server().post(&request).events();
-    for index in 0..3 {
+    for (index, choice) in choices.iter().enumerate() {
         let of_choice = |event: &&Value| event["choices"][0]["index"] == index;
         let events: Vec<Value> = events.iter().filter(of_choice).cloned().collect();
-        assert_eq!(
-            together(&events)["content"],
-            choices[index]["message"]["content"]
-        );
+        assert_eq!(together(&events)["content"], choice["message"]["content"]);
     }
 }
 

@@ -4,7 +4,7 @@ mod support;
 
 use lily_server::ServerOptions;
 use serde_json::{Value, json};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use support::{
@@ -310,6 +310,59 @@ fn addresses_methods_and_types_have_their_status() {
     let models = server().get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "lily-tiny");
     assert!(models["data"][0]["context_length"].as_u64() == Some(4_096));
+}
+
+/// What is too much, or does not come, has its status as well.
+#[test]
+fn headers_and_bodies_have_limits() {
+    let server = Server::start(ServerOptions {
+        longest_body: Duration::from_millis(300),
+        ..ServerOptions::default()
+    });
+    let head = server.chat_head();
+    let many: String = (0..300).map(|index| format!("\r\nX-{index}: x")).collect();
+    let long = format!("\r\nX-Long: {}", "x".repeat(100_000));
+    for more in [many, long] {
+        let reply = server.ask(&format!("{head}{more}"), "{}");
+        assert_eq!(reply.status, 431, "{} {}", more.len(), reply.body);
+    }
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let begun = format!("{head}\r\nContent-Length: 100\r\nConnection: close\r\n\r\n{{");
+    stream.write_all(begun.as_bytes()).unwrap();
+    let mut all = String::new();
+    stream.read_to_string(&mut all).unwrap();
+    let reply = Reply::parse(&all);
+    assert_eq!(reply.status, 408);
+    assert!(
+        reply.json()["error"]["message"]
+            .as_str()
+            .unwrap()
+            .contains("did not arrive")
+    );
+}
+
+/// A reader that takes its time is not gone, and holds up nobody.
+#[test]
+fn a_slow_reader_gets_all_of_it_and_stalls_nobody() {
+    let mut request = endless();
+    request["max_tokens"] = json!(600);
+    request["stream"] = true.into();
+    let alone = together(&server().post(&request).events());
+    let mut slow = server().send(&server().chat_head(), &request.to_string());
+    let reply = server().post(&question("What is 38 + 47?")).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], "38 + 47 = 85");
+    wait_until(|| server().requests() == 0);
+    let mut all = Vec::new();
+    let mut some = [0; 4_096];
+    loop {
+        match slow.read(&mut some).unwrap() {
+            0 => break,
+            count => all.extend_from_slice(&some[..count]),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let events = Reply::parse(&String::from_utf8(all).unwrap()).events();
+    assert_eq!(together(&events), alone);
 }
 
 /// A page of another site, by way of a name that its owner points here, or from its own origin.

@@ -119,7 +119,7 @@ pub struct RunArguments {
     pub output: RunOutputArguments,
 }
 
-/// How `lily run` chooses tokens.
+/// How `lily run` and `lily chat` choose tokens.
 #[derive(Debug, Args)]
 #[command(
     next_help_heading = "Sampling (by default the checkpoint's own, from generation_config.json)"
@@ -159,9 +159,6 @@ pub struct SamplingArguments {
     /// Choose tokens on the processor even where the device could, from the logits of each step
     #[arg(long)]
     pub host_sampling: bool,
-    /// Report log-probabilities, with N alternatives for each token (0 to 20)
-    #[arg(long, value_name = "N", requires = "json")]
-    pub logprobs: Option<u32>,
 }
 
 /// What `lily run` prints.
@@ -174,6 +171,9 @@ pub struct RunOutputArguments {
     /// The token ids of prompt and answer too
     #[arg(long, requires = "json")]
     pub ids: bool,
+    /// Report log-probabilities, with N alternatives for each token (0 to 20)
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<u32>,
     /// Whether reasoning is printed on standard error; auto: if that is a terminal
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
     pub reasoning: ReasoningChoice,

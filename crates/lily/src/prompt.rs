@@ -74,6 +74,12 @@ pub fn tools(path: &Path) -> Result<Vec<Value>, Failure> {
     objects(path, "the tools", "tools")
 }
 
+/// What a tool is called; empty where its declaration does not say.
+pub fn tool_name(tool: &Value) -> &str {
+    let declared = tool.get("function").unwrap_or(tool);
+    declared["name"].as_str().unwrap_or_default()
+}
+
 fn messages(arguments: &RunArguments) -> Result<Vec<Value>, Failure> {
     if let Some(path) = &arguments.messages {
         return objects(path, "the conversation", "messages");

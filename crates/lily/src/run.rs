@@ -18,9 +18,7 @@ use std::path::Path;
 
 /// Runs the subcommand.
 pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure> {
-    if arguments.stop.iter().any(String::is_empty) {
-        return Err(Failure::usage("--stop is empty").help("give a text to stop at"));
-    }
+    sampling::refuse_empty_stops(&arguments.stop)?;
     // The grammar knows conflicts of flags, not of their values.
     if arguments.output.quiet && arguments.output.reasoning == ReasoningChoice::Show {
         return Err(
@@ -41,9 +39,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
     let mut sampling = sampling::parameters(&arguments.sampling, &text);
     sampling.logprobs = arguments.output.logprobs;
     // Before the prompt, which may have to be typed first.
-    sampling
-        .validate(opened.engine.model().config.vocab_size as u32)
-        .map_err(|error| Failure::usage_of(&error))?;
+    sampling::validate(&sampling, &opened.engine)?;
     let prompt = prompt::build(arguments, &text)?;
     console.status().begin("cutting the prompt into tokens");
     let ids = text

@@ -1,7 +1,8 @@
 //! How tokens are chosen: from the arguments of a command, and for people.
 
 use crate::args::SamplingArguments;
-use lily_engine::{SamplingParameters, TextModel};
+use crate::failure::Failure;
+use lily_engine::{Engine, SamplingParameters, TextModel};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The checkpoint's own parameters, changed where the user says so.
@@ -39,6 +40,21 @@ pub fn parameters(arguments: &SamplingArguments, text: &TextModel) -> SamplingPa
     parameters.logit_bias.clone_from(&arguments.logit_bias);
     parameters.seed = arguments.seed.unwrap_or_else(random_seed);
     parameters
+}
+
+/// Refuses parameters that the model cannot be sampled with.
+pub fn validate(parameters: &SamplingParameters, engine: &Engine) -> Result<(), Failure> {
+    parameters
+        .validate(engine.model().config.vocab_size as u32)
+        .map_err(|error| Failure::usage_of(&error))
+}
+
+/// Refuses a text to stop at that is everywhere.
+pub fn refuse_empty_stops(stops: &[String]) -> Result<(), Failure> {
+    if stops.iter().any(String::is_empty) {
+        return Err(Failure::usage("--stop is empty").help("give a text to stop at"));
+    }
+    Ok(())
 }
 
 /// A seed from the system's randomness, short enough to be typed again.

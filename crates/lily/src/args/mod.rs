@@ -1,9 +1,13 @@
 //! The command line's grammar.
 
+mod chat;
 mod device;
+mod manual;
 mod values;
 
+pub use chat::ChatArguments;
 pub use device::{DeviceArguments, DeviceChoice, PrecisionChoice, WatchArguments, switches};
+pub use manual::{CompletionsArguments, ManArguments};
 pub use values::TopK;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -22,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   lily run \"What is the capital of Norway?\"
   lily run --model ~/models/Qwen3.6-35B-A3B-4bit \"Explain mixture-of-experts models\"
+  lily chat --model ~/models/Qwen3.6-35B-A3B-4bit
   lily serve --model ~/models/Qwen3.6-35B-A3B-4bit
   lily inspect ~/models/Qwen3.6-35B-A3B-4bit
   lily plan fixtures/qwen3.6-35b-a3b/config.json    (the file is in a clone of Lily)
@@ -51,11 +56,14 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<RunArguments>),
+    Chat(Box<ChatArguments>),
     Serve(ServeArguments),
     Plan(PlanArguments),
     Inspect(InspectArguments),
     Bench(BenchArguments),
     Verify(VerifyArguments),
+    Completions(CompletionsArguments),
+    Man(ManArguments),
 }
 
 /// Arguments of `lily run`.

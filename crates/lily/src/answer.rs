@@ -31,10 +31,7 @@ pub fn counts(generation: &Generation) -> Vec<String> {
     let timings = generation.timings();
     let mut read = format!("{} read", counted(generation.prompt_tokens(), "token"));
     if timings.cached_tokens > 0 {
-        read += &format!(
-            ", {} of them cached,",
-            grouped(timings.cached_tokens as u64)
-        );
+        read += &format!(" ({} cached)", grouped(timings.cached_tokens as u64));
     }
     let written = format!("{} written", grouped(generation.tokens().len() as u64));
     vec![

@@ -6,9 +6,8 @@ use crate::args::ChatArguments;
 use crate::console::{Console, takes_escapes};
 use crate::failure::Failure;
 use reedline::{
-    EditCommand, Emacs, FileBackedHistory, KeyCode, KeyModifiers, Prompt, PromptEditMode,
-    PromptHistorySearch, Reedline, ReedlineEvent, Signal, ValidationResult, Validator,
-    default_emacs_keybindings,
+    FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch, Reedline, Signal,
+    ValidationResult, Validator,
 };
 use std::borrow::Cow;
 use std::io::{BufRead, IsTerminal};
@@ -53,7 +52,11 @@ impl Input {
         console: &mut Console,
     ) -> Result<Self, Failure> {
         let somebody_types = std::io::stdin().is_terminal();
-        let edits = somebody_types && std::io::stderr().is_terminal() && takes_escapes();
+        // It writes to standard error, and asks on standard output where the cursor is.
+        let edits = somebody_types
+            && console.is_watched()
+            && console.output_is_terminal()
+            && takes_escapes();
         let editors = match edits {
             true => Some(Editors {
                 messages: remembering(editor(), arguments, console)?,
@@ -120,10 +123,10 @@ impl Input {
     fn read_lines(&mut self, prompt: &str) -> Result<Line, Failure> {
         let shown = self.somebody_types && std::io::stderr().is_terminal();
         let show = |prompt: &str| {
+            self.interrupts.typing(shown.then_some(prompt));
             if shown {
                 eprint!("{prompt}");
             }
-            self.interrupts.typing(shown.then_some(prompt));
         };
         show(prompt);
         let mut text = String::new();
@@ -156,12 +159,9 @@ impl Input {
 }
 
 fn editor() -> Reedline {
-    let mut keys = default_emacs_keybindings();
-    let new_line = || ReedlineEvent::Edit(vec![EditCommand::InsertNewline]);
-    keys.add_binding(KeyModifiers::ALT, KeyCode::Enter, new_line());
-    keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('j'), new_line());
+    // The default keys: Alt-Enter begins a line, and Ctrl-J is Enter. As such comes the Enter of a line that was typed
+    // while the model answered.
     Reedline::create()
-        .with_edit_mode(Box::new(Emacs::new(keys)))
         .with_validator(Box::new(Fences))
         // Nothing is coloured: what is typed stands behind a sign.
         .with_ansi_colors(false)

@@ -29,7 +29,9 @@ pub fn counts(generation: &Generation) -> Vec<String> {
         None => tokens,
     };
     let timings = generation.timings();
-    let mut read = format!("{} read", counted(generation.prompt_tokens(), "token"));
+    // All of the prompt, but where it was interrupted.
+    let done = timings.cached_tokens + timings.prefilled_tokens;
+    let mut read = format!("{} read", counted(done, "token"));
     if timings.cached_tokens > 0 {
         read += &format!(" ({} cached)", grouped(timings.cached_tokens as u64));
     }

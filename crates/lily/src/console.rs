@@ -125,7 +125,7 @@ fn output_is_stored() -> bool {
 }
 
 /// The text with control characters spelled out, but for line ends and tabs.
-fn harmless(text: &str) -> String {
+pub fn harmless(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() && !matches!(character, '\n' | '\t') {

@@ -7,9 +7,11 @@ mod terminal;
 use lily_checkpoint::Checkpoint;
 use lily_engine::TextModel;
 use serde_json::{Value, json};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use support::{file, lily, lily_with_input, repository};
+use std::process::{Command, Stdio};
+use support::{command, expected, file, lily, lily_with_input, repository};
 use terminal::{CTRL_C, CTRL_D, DIM, ENTER, Terminal, UP};
 
 const QUESTION: &str = "What is 38 + 47?";
@@ -115,6 +117,90 @@ fn ctrl_c_stops_the_answer_and_the_conversation_goes_on() {
     let lines = format!("/load {}\n/retry\n", saved.display());
     let again = lily_with_input(&with(&["--no-thinking"]), lines.as_bytes()).worked();
     assert_eq!(again.output, format!("{ANSWER}\n"));
+}
+
+#[test]
+fn ctrl_c_stops_the_reading_of_a_long_prompt_too() {
+    let home = tempfile::tempdir().unwrap();
+    let saved = home.path().join("unread.json");
+    let mut terminal = Terminal::new(home.path(), &with(&["--no-thinking"]), &[]);
+    terminal.ready();
+    let long = "The colour of the lantern is blue. ".repeat(1_000);
+    terminal.send(&format!("\x1b[200~{long}\x1b[201~{ENTER}"));
+    terminal.sees("reading the prompt: ");
+    terminal.send(CTRL_C);
+    terminal.sees(" 0 written · interrupted");
+    terminal.ready();
+    terminal.send(&format!("/save {}{ENTER}", saved.display()));
+    terminal.sees("1 message saved");
+    // Nothing was said: there is a question, and no answer to it.
+    assert_eq!(json_of(&saved)["messages"][0]["role"], "user");
+    terminal.ready();
+    terminal.send(&format!("/clear{ENTER}"));
+    terminal.ready();
+    terminal.send(&format!("{QUESTION}{ENTER}"));
+    terminal.sees(ANSWER);
+}
+
+#[test]
+fn ctrl_c_ends_it_where_nobody_types() {
+    let endless = endless();
+    let endless: Vec<&str> = endless.iter().map(String::as_str).collect();
+    for (line, answers) in [("Tell me a story.\n", true), ("/help\n", false)] {
+        let mut child = command(&with(&endless))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(line.as_bytes()).unwrap();
+        // The first word of an answer to come, or of the help: then it waits for the next line.
+        let mut word = [0; 4];
+        if answers {
+            child.stdout.as_mut().unwrap().read_exact(&mut word)
+        } else {
+            child.stderr.as_mut().unwrap().read_exact(&mut word)
+        }
+        .unwrap();
+        let id = child.id().to_string();
+        let sent = Command::new("kill").args(["-INT", &id]).status();
+        assert!(sent.unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{line:?}");
+    }
+}
+
+#[test]
+fn a_seed_makes_a_conversation_repeatable_and_its_answers_differ() {
+    let arguments = ["chat", "--no-thinking", "--seed", "7", "--max-tokens", "30"];
+    let question = "Tell me a story about a fox and a lantern.\n";
+    let once = lily_with_input(&arguments, question.as_bytes());
+    let once = once.worked().output;
+    let twice = lily_with_input(&arguments, format!("{question}/retry\n").as_bytes());
+    let twice = twice.worked().output;
+    let other = twice.strip_prefix(&once).expect("the same answer");
+    assert_ne!(other, once);
+}
+
+#[test]
+fn a_result_that_is_skipped_leaves_no_gap_between_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let case = expected("expected-063");
+    let tools = file(&directory, "tools.json", &case["tools"].to_string());
+    let saved = directory.path().join("talk.json");
+    let question = case["messages"][0]["content"].as_str().unwrap();
+    let lines = format!("{question}\n\n7 crowns\n/save {}\n", saved.display());
+    let arguments = with(&["--no-thinking", "--tools", &tools]);
+    lily_with_input(&arguments, lines.as_bytes()).worked();
+    let messages = json_of(&saved)["messages"].clone();
+    let results: Vec<&Value> = [2, 3].map(|at| &messages[at]["content"]).to_vec();
+    assert_eq!(results, ["(skipped by the user)", "7 crowns"]);
+    for (index, at) in [2, 3].into_iter().enumerate() {
+        let call = &messages[1]["tool_calls"][index];
+        assert_eq!(messages[at]["tool_call_id"], call["id"]);
+    }
+    assert_ne!(messages[2]["tool_call_id"], messages[3]["tool_call_id"]);
+    assert_eq!(messages[4]["role"], "assistant");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::history;
 use super::interrupts::{HINT, Interrupts};
 use crate::args::ChatArguments;
-use crate::console::{Console, takes_escapes};
+use crate::console::{Console, harmless, takes_escapes};
 use crate::failure::Failure;
 use reedline::{
     FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch, Reedline, Signal,
@@ -83,7 +83,9 @@ impl Input {
 
     /// What a tool returned.
     pub fn result(&mut self, tool: &str, console: &mut Console) -> Result<Line, Failure> {
-        self.read(&format!("{tool}> "), false, console)
+        // The name is the model's.
+        let name = harmless(tool).replace(['\n', '\t'], " ");
+        self.read(&format!("{name}> "), false, console)
     }
 
     fn read(

@@ -13,8 +13,8 @@ use lily_engine::{
 };
 use std::path::{Path, PathBuf};
 
-/// Sessions are opened for multiples of so many tokens, so that few turns need a larger one.
-const ROOM: usize = 32_768;
+/// Sessions are opened for multiples of so many tokens, so that few turns need a larger one. A test needs one soon.
+const ROOM: usize = if cfg!(test) { 64 } else { 32_768 };
 
 /// A model that remembers what it has computed.
 pub struct Model {
@@ -167,5 +167,44 @@ fn tell(console: &mut Console, generation: &Generation, answer: &Answer, said: &
     }
     if said.is_complete() && said.parsed.truncated_call {
         console.note("lily: a tool call makes no sense and was left out");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Arguments, Command};
+    use crate::model::{Opening, open};
+    use crate::status::Status;
+    use clap::Parser;
+
+    #[test]
+    fn a_session_that_is_too_small_gives_way_to_a_larger_one_with_what_it_has() {
+        let line = "lily chat --greedy --chunk 8 --max-tokens 4";
+        let Command::Chat(arguments) = Arguments::parse_from(line.split(' ')).command else {
+            unreachable!();
+        };
+        let opening = Opening {
+            snapshots: true,
+            ..Opening::default()
+        };
+        let opened = open(None, &arguments.device, opening, &Status::new(false)).unwrap();
+        let mut model = Model::new(None, opened, &arguments).unwrap();
+        let mut turn = |tokens: u32| {
+            let ids = (0..tokens).map(|id| 100 + id).collect();
+            let generation = model.start(ids, CancelFlag::default()).unwrap();
+            let cached = generation.timings().cached_tokens;
+            let generation = model.engine.run(generation, |_| {}).unwrap();
+            model.session = Some(generation.into_session());
+            (cached, model.session.as_ref().unwrap().capacity())
+        };
+        assert_eq!(turn(20), (0, 64));
+        assert_eq!(turn(40), (16, 64));
+        assert_eq!(turn(61), (40, 128));
+        assert_eq!(turn(90), (56, 128));
+        // What is too long is refused, and what there is stays.
+        let ids = vec![100; model.engine.context()];
+        assert!(model.start(ids, CancelFlag::default()).is_err());
+        assert!(model.session.is_some());
     }
 }

@@ -12,6 +12,7 @@ mod error;
 mod fields;
 mod guard;
 mod models;
+mod page;
 mod parked;
 mod worker;
 
@@ -127,6 +128,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/health", get(models::health))
         .route("/v1/models", get(models::list))
         .route("/v1/chat/completions", post(chat::complete))
+        .merge(page::routes())
         .fallback(async || ApiError::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(DefaultBodyLimit::max(most_bytes))

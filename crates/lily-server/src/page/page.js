@@ -53,8 +53,8 @@ function saveSettings() {
   }
 }
 
-/** The declared tools, or null where what is typed is none; the field says so. */
-function readTools() {
+/** The declared tools; null where what is typed is none, and the field says so. */
+function checkTools() {
   const field = byId("tools");
   let tools = [];
   let wrong = "";
@@ -69,9 +69,20 @@ function readTools() {
   return wrong ? null : tools;
 }
 
+/** The declared tools for a request; where they are wrong, their field is where the reader lands. */
+function readTools() {
+  const tools = checkTools();
+  if (!tools) {
+    showSettings(true);
+    byId("tools").focus();
+  }
+  return tools;
+}
+
 function showSettings(shown) {
   byId("settings").hidden = !shown;
   byId("settings-button").ariaExpanded = String(shown);
+  if (shown) document.documentElement.scrollTop = 0;
 }
 
 function request(tools) {
@@ -288,12 +299,12 @@ function rewind(turn, length) {
 function addQuestion(text) {
   const start = messages.length;
   messages.push({ role: "user", content: text });
-  const edit = button("Edit", "edit", () => {
+  const edit = button("Edit", "", () => {
     rewind(turn, start);
     input.value = text;
     input.focus();
   });
-  const turn = addTurn("user", "You", element("p", { textContent: text }), element("div", { className: "actions" }, edit));
+  const turn = addTurn("user", "You", element("p", { textContent: text }), element("div", { className: "edit actions" }, edit));
 }
 
 /** A call with its arguments as they come, and the place for its result. */
@@ -358,7 +369,8 @@ function statistics({ asked, first, last, pieces, usage }) {
   if (first) {
     said.push(`${usage ? "" : "about "}${tokens} tokens`);
     const seconds = (last - first) / 1000;
-    if (tokens > 1 && seconds > 0) said.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    // A tool call comes in few pieces, when most of it is there already: they do not tell how fast it was written.
+    if (pieces > tokens / 2 && seconds > 0) said.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
     said.push(`first after ${((first - asked) / 1000).toFixed(2)} s`);
   }
   if (usage) {
@@ -376,7 +388,7 @@ async function answer(tools) {
   const message = { role: "assistant", content: "" };
   const view = new AnswerView(() => {
     const again = readTools();
-    if (!again) return showSettings(true);
+    if (!again) return;
     rewind(view.turn, start);
     input.focus();
     answer(again);
@@ -423,11 +435,11 @@ async function answer(tools) {
   controller.abort();
   reason ??= "broken";
   draw();
-  finish(view, message, { reason, problem, times, stopped: problem?.name === "AbortError", tools });
+  finish(view, message, { reason, problem, times, stopped: problem?.name === "AbortError" });
 }
 
 /** The end of an answer, however it came. */
-function finish(view, message, { reason, problem, times, stopped, tools }) {
+function finish(view, message, { reason, problem, times, stopped }) {
   setRunning(null);
   // A call that was cut short cannot be sent back to the model.
   if (reason !== "tool_calls") delete message.tool_calls;
@@ -442,7 +454,7 @@ function finish(view, message, { reason, problem, times, stopped, tools }) {
     if (problem && !stopped) {
       view.error.textContent = problem.status || problem instanceof Refused ? problem.message : "The server does not answer.";
     }
-    if (message.tool_calls) takeResults(view, message, tools);
+    if (message.tool_calls) takeResults(view, message);
   });
   if (stopped) announce("Stopped");
   else if (problem) {
@@ -457,7 +469,7 @@ function takeResults(view, message) {
   const send = () => {
     if (running) return;
     const tools = readTools();
-    if (!tools) return showSettings(true);
+    if (!tools) return;
     message.tool_calls.forEach(({ id }, index) => {
       const { label, result } = view.calls[index];
       messages.push({ role: "tool", tool_call_id: id, content: result.value });
@@ -496,7 +508,7 @@ function submit() {
   const text = input.value.trim();
   if (running || !text) return;
   const tools = readTools();
-  if (!tools) return showSettings(true);
+  if (!tools) return;
   input.value = "";
   addQuestion(text);
   answer(tools);
@@ -524,7 +536,7 @@ byId("new-chat").onclick = () => {
 };
 byId("settings-button").onclick = () => showSettings(byId("settings").hidden);
 for (const field of remembered) field.onchange = saveSettings;
-byId("tools").onblur = readTools;
+byId("tools").onblur = checkTools;
 
 loadSettings();
 showModel();

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use lily_engine::{EngineError, TemplateError};
+use lily_engine::{EngineError, SamplingError, TemplateError};
 use serde_json::{Value, json};
 
 /// An error of a request.
@@ -125,9 +125,15 @@ impl From<EngineError> for ApiError {
                     .with_code("context_length_exceeded")
             }
             EngineError::EmptyPrompt => ApiError::invalid(message).of("messages"),
-            EngineError::Sampling(_) | EngineError::UnknownToken { .. } => {
-                ApiError::invalid(message)
+            EngineError::Sampling(error) => {
+                let invalid = ApiError::invalid(message);
+                match error {
+                    SamplingError::OutOfRange { parameter, .. } => invalid.of(parameter),
+                    SamplingError::Sampleable { .. } => invalid,
+                    _ => invalid.of("logit_bias"),
+                }
             }
+            EngineError::UnknownToken { .. } => ApiError::invalid(message),
             EngineError::MemoryExceeded { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
                     .with_code("out_of_memory")

@@ -127,6 +127,7 @@ fn router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/health", get(models::health))
         .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::one))
         .route("/v1/chat/completions", post(chat::complete))
         .merge(page::routes())
         .fallback(async || ApiError::not_found("there is nothing at this address"))

@@ -1,8 +1,9 @@
 //! What there is.
 
 use crate::Shared;
+use crate::error::ApiError;
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -13,11 +14,27 @@ pub(crate) async fn health(State(shared): State<Arc<Shared>>) -> Json<Value> {
 
 /// `GET /v1/models`.
 pub(crate) async fn list(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [{
+    Json(json!({"object": "list", "data": [model(&shared)]}))
+}
+
+/// `GET /v1/models/{model}`.
+pub(crate) async fn one(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if name != shared.options.model {
+        let error = ApiError::not_found("there is no model of this name");
+        return Err(error.of("model").with_code("model_not_found"));
+    }
+    Ok(Json(model(&shared)))
+}
+
+fn model(shared: &Shared) -> Value {
+    json!({
         "id": shared.options.model,
         "object": "model",
         "created": shared.started,
         "owned_by": "lily",
         "context_length": shared.context,
-    }]}))
+    })
 }

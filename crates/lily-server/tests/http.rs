@@ -407,8 +407,13 @@ fn mistakes_are_named_and_never_the_servers() {
             Some("temperature"),
             "a number",
         ),
-        (with("temperature", json!(-1)), 400, None, "temperature"),
-        (with("top_p", json!(7)), 400, None, "top_p"),
+        (
+            with("temperature", json!(-1)),
+            400,
+            Some("temperature"),
+            "temperature",
+        ),
+        (with("top_p", json!(7)), 400, Some("top_p"), "top_p"),
         (
             with("max_tokens", json!(0)),
             400,
@@ -523,6 +528,13 @@ fn addresses_methods_and_types_have_their_status() {
     let models = server().get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "lily-tiny");
     assert!(models["data"][0]["context_length"].as_u64() == Some(4_096));
+    assert_eq!(
+        server().get("/v1/models/lily-tiny").json(),
+        models["data"][0]
+    );
+    let reply = server().get("/v1/models/other/model");
+    assert_eq!(reply.status, 404);
+    assert_eq!(reply.json()["error"]["code"], "model_not_found");
 }
 
 /// A page of another site, by way of a name that its owner points here, or from its own origin.

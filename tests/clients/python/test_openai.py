@@ -394,6 +394,7 @@ class Structured(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:
             ask(NORWAY, response_format=format)
         self.assertRegex(caught.exception.param, "^response_format")
+        self.assertNotEqual(caught.exception.code, "unsupported_parameter")
 
 
 class Logprobs(unittest.TestCase):

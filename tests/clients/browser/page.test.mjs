@@ -1,7 +1,7 @@
 // The chat page in a browser, as a person uses it. The model is the embedded one, whose answers are known.
 
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname } from "node:path";
 import { after, afterEach, before, beforeEach, describe, test } from "node:test";
@@ -24,17 +24,18 @@ let expected;
 before(async () => {
   // What is kept of prompts is kept in whole chunks: small ones, for small prompts.
   server = await startServer({ options: ["--chunk", "64"] });
+  // One that comes in a package has its libraries and fonts beside it.
   const beside = dirname(process.env.LILY_CHROMIUM);
+  const own = existsSync(`${beside}/fonts.conf`) && {
+    LD_LIBRARY_PATH: [`${beside}/lib`, process.env.LD_LIBRARY_PATH].filter(Boolean).join(":"),
+    FONTCONFIG_PATH: beside,
+  };
   browser = await chromium.launch({
     executablePath: process.env.LILY_CHROMIUM,
     // Chromium's own sandbox is not to be had for root, nor in most containers.
     chromiumSandbox: false,
     args: ["--disable-gpu"],
-    env: {
-      ...process.env,
-      LD_LIBRARY_PATH: [`${beside}/lib`, process.env.LD_LIBRARY_PATH].filter(Boolean).join(":"),
-      FONTCONFIG_PATH: process.env.FONTCONFIG_PATH ?? beside,
-    },
+    env: { ...process.env, ...own },
   });
 });
 

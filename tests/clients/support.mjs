@@ -22,6 +22,8 @@ export async function startServer({ key, options = [] } = {}) {
     env: environment,
     stdio: ["ignore", "ignore", "pipe"],
   });
+  // Also where tests were cut short.
+  process.on("exit", () => child.kill("SIGKILL"));
   const said = [];
   const url = await new Promise((resolve, reject) => {
     createInterface({ input: child.stderr }).on("line", (line) => {

@@ -47,6 +47,7 @@ after(async () => {
 async function openPage(url, options) {
   context = await browser.newContext({ permissions: ["clipboard-read", "clipboard-write"], ...options });
   page = await context.newPage();
+  page.setDefaultTimeout(15_000);
   complaints = [];
   expected = [];
   page.on("console", (message) => {

@@ -4,6 +4,7 @@ Temperature 0 nearly everywhere: what the embedded model says then is known.
 """
 
 import asyncio
+import atexit
 import json
 import os
 import re
@@ -44,6 +45,8 @@ class Server:
             stderr=subprocess.PIPE,
             text=True,
         )
+        # Also where tests were cut short.
+        atexit.register(self.process.kill)
         said = []
         for line in self.process.stderr:
             said.append(line)

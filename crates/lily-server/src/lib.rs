@@ -19,6 +19,7 @@ mod listener;
 mod logprobs;
 mod metrics;
 mod models;
+mod page;
 mod parked;
 mod request;
 mod tokens;
@@ -222,6 +223,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route_layer(from_fn_with_state(shared.clone(), guard::require_key));
     Router::new()
         .route("/health", get(models::health))
+        .merge(page::routes())
         .merge(api)
         .fallback(async || ApiError::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())

@@ -310,6 +310,13 @@ fn addresses_methods_and_types_have_their_status() {
     let models = server().get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "lily-tiny");
     assert!(models["data"][0]["context_length"].as_u64() == Some(4_096));
+    assert_eq!(
+        server().get("/v1/models/lily-tiny").json(),
+        models["data"][0]
+    );
+    let reply = server().get("/v1/models/other/model");
+    assert_eq!(reply.status, 404);
+    assert_eq!(reply.json()["error"]["code"], "model_not_found");
 }
 
 /// What is too much, or does not come, has its status as well.

@@ -1,5 +1,6 @@
-//! The thread that owns the engine. Requests take turns in it: each gets a chunk of its prompt or a token, then the
-//! next, so that none waits for another's end. A request whose client has gone costs nothing from its next turn on.
+//! The thread that owns the engine. In each turn of it, one of the requests whose prompts are not computed gets a chunk
+//! of its own, and then all others get a token, decoded together: none waits for another's end, and what is being said
+//! goes on while long prompts are read. A request whose client has gone costs nothing from the next turn on.
 
 use crate::parked::Parked;
 use lily_engine::{
@@ -13,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Most requests that are answered in turns; others wait.
+/// Most requests that are answered at a time, which one batch of decode holds; others wait.
 const MOST_ACTIVE: usize = 8;
 
 /// What becomes of a request.
@@ -99,6 +100,7 @@ impl Worker {
             jobs: received,
             waiting: VecDeque::new(),
             active: Vec::new(),
+            turn: 0,
             parked: Parked::default(),
             stopping: stopping.clone(),
         };
@@ -151,10 +153,13 @@ impl Worker {
     }
 }
 
-/// A request that is answered in turns with others.
+/// A request that is answered along with others.
 struct Active {
     generation: Generation,
     job: Job,
+    /// The turn in which it last got a chunk of its prompt, or came.
+    last_chunk: u64,
+    is_over: bool,
 }
 
 /// The thread, from inside.
@@ -163,6 +168,7 @@ struct Thread {
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
+    turn: u64,
     parked: Parked,
     stopping: Arc<AtomicBool>,
 }
@@ -213,7 +219,12 @@ impl Thread {
             match self.start(&job) {
                 Ok(generation) => {
                     if job.events.send(Event::Started).is_ok() {
-                        self.active.push(Active { generation, job });
+                        self.active.push(Active {
+                            generation,
+                            job,
+                            last_chunk: self.turn,
+                            is_over: false,
+                        });
                     }
                 }
                 // Others will give theirs back.
@@ -242,38 +253,57 @@ impl Thread {
         }
     }
 
-    /// A turn of every request.
+    /// A turn: a chunk of the prompt that has waited longest for one, then a token of every request whose prompt is done.
     fn advance(&mut self) {
-        let mut index = 0;
-        while index < self.active.len() {
-            if take_turn(&mut self.engine, &mut self.active[index]) {
-                index += 1;
-                continue;
+        self.turn += 1;
+        let prompts = self.active.iter_mut();
+        let prompts = prompts.filter(|active| active.generation.is_prefilling());
+        if let Some(active) = prompts.min_by_key(|active| active.last_chunk) {
+            active.last_chunk = self.turn;
+            let progress = self.engine.advance(&mut active.generation);
+            active.tell(progress);
+        }
+        let others = self.active.iter_mut();
+        let mut others: Vec<&mut Active> = others
+            .filter(|active| !active.is_over && !active.generation.is_prefilling())
+            .collect();
+        let generations = others.iter_mut().map(|active| &mut active.generation);
+        let mut generations: Vec<&mut Generation> = generations.collect();
+        let progress = self.engine.advance_all(&mut generations);
+        for (active, progress) in others.into_iter().zip(progress) {
+            active.tell(progress);
+        }
+        // In order, so that turns stay fair and batches what they were.
+        for active in std::mem::take(&mut self.active) {
+            if active.is_over {
+                self.parked.park(active.generation.into_session());
+            } else {
+                self.active.push(active);
             }
-            // In order, so that turns stay fair.
-            let Active { generation, job } = self.active.remove(index);
-            self.parked.park(generation.into_session());
-            drop(job);
         }
     }
 }
 
-/// Does the request's next bit of work; false where it was the last.
-fn take_turn(engine: &mut Engine, active: &mut Active) -> bool {
-    let Active { generation, job } = active;
-    let event = match engine.advance(generation) {
-        Ok(Progress::Prefilled { .. }) => return true,
-        Ok(Progress::Token(token)) => Event::Token(token),
-        Ok(Progress::Finished(finished)) => Event::Finished(
-            finished,
-            Usage {
-                prompt_tokens: generation.prompt_tokens(),
-                completion_tokens: generation.tokens().len(),
-                timings: generation.timings(),
-            },
-        ),
-        Err(error) => Event::Failed(error),
-    };
-    let goes_on = matches!(event, Event::Token(_));
-    job.events.send(event).is_ok() && goes_on
+impl Active {
+    /// Tells the client what was done; it is over with the last of it, and where nobody is there any more to hear it.
+    fn tell(&mut self, progress: Result<Progress, EngineError>) {
+        let Active {
+            generation, job, ..
+        } = self;
+        let event = match progress {
+            Ok(Progress::Prefilled { .. }) => return,
+            Ok(Progress::Token(token)) => Event::Token(token),
+            Ok(Progress::Finished(finished)) => Event::Finished(
+                finished,
+                Usage {
+                    prompt_tokens: generation.prompt_tokens(),
+                    completion_tokens: generation.tokens().len(),
+                    timings: generation.timings(),
+                },
+            ),
+            Err(error) => Event::Failed(error),
+        };
+        let goes_on = matches!(event, Event::Token(_));
+        self.is_over = job.events.send(event).is_err() || !goes_on;
+    }
 }

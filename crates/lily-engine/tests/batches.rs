@@ -9,8 +9,8 @@ use lily_engine::{
     Precision, SamplingError, SamplingParameters, TextModel,
 };
 use lily_plan::{
-    Device, DeviceDescription, DeviceError, Launch, NO_TOKEN, Outcome, Phase, Plan, RunAhead,
-    SessionBytes, SessionState,
+    Device, DeviceDescription, DeviceError, Launch, NO_TOKEN, Outcome, Phase, Plan, PlanClass,
+    PlanOutput, RunAhead, SessionBytes, SessionState,
 };
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -296,6 +296,36 @@ fn what_fails_on_the_device_fails_its_batch_alone() {
     assert_eq!(failed, [true, true, false]);
     assert_eq!(all[2].finish_reason(), Some(&FinishReason::Length));
     assert_eq!(all[2].tokens().len(), 6);
+}
+
+/// Working memory is there for the largest batch, also where it takes more than a chunk of a prompt.
+#[test]
+fn batches_fit_in_the_working_memory() {
+    let checkpoint = Arc::new(Checkpoint::open(&tiny()).unwrap());
+    let text = Arc::new(TextModel::load(&checkpoint).unwrap());
+    let device = || CpuDevice::new(checkpoint.clone(), &CpuOptions::default()).unwrap();
+    let model = device().model().clone();
+    let options = EngineOptions {
+        prefill_chunk: 1,
+        context: Some(4_096),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::new(Box::new(device()), model.clone(), text, options).unwrap();
+    for output in [
+        PlanOutput::Token,
+        PlanOutput::Sampled,
+        PlanOutput::AllLogits,
+    ] {
+        let class = PlanClass {
+            phase: Phase::Decode,
+            precision: Precision::Bf16,
+            rows: 8,
+            context: 4_096,
+            output,
+        };
+        let bytes = device().working_bytes(&Plan::record(&model, class));
+        assert!(bytes <= engine.memory().working, "{output:?}: {bytes}");
+    }
 }
 
 /// Tokens a second of sessions that are decoded together, by those of the same sessions one after the other:

@@ -410,9 +410,9 @@ mod tests {
         }
         assert_eq!(prompts.each_mut().map(tokens), [1, 6]);
         // Whoever goes is gone with the next turn, whatever they waited for.
-        let long = submit(&jobs, 60);
+        let long = [submit(&jobs, 60), submit(&jobs, 60)];
         turn(&mut thread);
-        assert_eq!(thread.active.len(), 5);
+        assert_eq!(thread.active.len(), 6);
         drop((prompts, long));
         turn(&mut thread);
         assert_eq!(thread.active.len(), 2);

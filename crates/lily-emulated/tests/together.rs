@@ -173,14 +173,14 @@ fn is_over(all: &[Generation]) -> bool {
     all.all(|generation| generation.finish_reason().is_some())
 }
 
-/// Four answers at a time, so that rows have the bits that they have alone: one ends by a token that the device knows, one
-/// by length, one is given up, and another two join late. What the sessions hold afterwards is what they hold alone.
+/// Four answers at a time, so that rows have the bits that they have alone: one is given up, one ends by a token that the
+/// device knows, others by length, and another two join late. What the sessions hold afterwards is what they hold alone.
 #[test]
 fn chains_are_shared_and_nobody_can_tell() {
     let (mut engine, seen) = engine(None);
     let mut requests = vec![
         request(1, 3, 20),
-        request(2, 20, 8),
+        request(2, 20, 12),
         request(3, 20, 24),
         request(4, 5, 24),
         request(5, 18, 12),
@@ -211,7 +211,7 @@ fn chains_are_shared_and_nobody_can_tell() {
         .collect();
     together.push(start_with(&mut engine, &requests[3], cancel.clone()));
     for round in 0.. {
-        if round == 12 {
+        if round == 8 {
             cancel.cancel();
         }
         if round == 14 || round == 17 {
@@ -250,11 +250,11 @@ fn chains_are_shared_and_nobody_can_tell() {
         }
     }
     let seen = seen.lock().unwrap();
-    // A chain of four, until the first of them ends.
+    // A chain of four, until the first of them goes.
     let of = |runs: &[usize], rows: usize| runs.iter().filter(|run| **run == rows).count();
     assert!(seen.executed.is_empty(), "{seen:?}");
     assert_eq!(of(&seen.begun, 4), 1, "{seen:?}");
-    assert!(of(&seen.followed, 4) >= 6, "{seen:?}");
+    assert!(of(&seen.followed, 4) >= 4, "{seen:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{device, runner};
+use common::device;
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
 use lily_emulated::{Emulated, EmulatedOptions};
@@ -12,7 +12,7 @@ use lily_plan::{
     Device, Phase, Plan, PlanClass, PlanOutput, Precision, SessionState, StateCopy, StateSlot,
     route,
 };
-use lily_testing::{Runner, Synthetic, repository};
+use lily_testing::{Runner, Synthetic};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
@@ -216,14 +216,15 @@ fn sessions_go_back_to_snapshots_and_share_caches() {
     }
 }
 
-/// Of up to four rows of these models, bit for bit; with eight, the squares of a norm are summed in another order
+/// Up to four rows of a small model, bit for bit. With eight, a norm's squares are summed in another order
 /// (kernels/vector.h).
 #[test]
 fn rows_of_a_batch_are_what_they_are_alone() {
-    for model in ["fixtures/oracle-small-b", "models/lily-tiny"] {
-        for precision in BOTH {
-            runner(&repository(model), precision).check_rows(&[2, 4]);
-        }
+    let checkpoint = Synthetic::small(json!({ "hidden_size": 128 })).open();
+    for precision in BOTH {
+        let device = device(&checkpoint, EmulatedOptions::default());
+        let model = device.model().clone();
+        Runner::new(device, model, precision).check_rows(&[2, 4]);
     }
 }
 

@@ -178,7 +178,7 @@ fn is_over(all: &[Generation]) -> bool {
 #[test]
 fn chains_are_shared_and_nobody_can_tell() {
     let (mut engine, seen) = engine(None);
-    let mut requests = vec![
+    let mut requests = [
         request(1, 3, 20),
         request(2, 20, 12),
         request(3, 20, 24),
@@ -189,17 +189,17 @@ fn chains_are_shared_and_nobody_can_tell() {
     requests[0].sampling = SamplingParameters::default();
     requests[3].sampling.frequency_penalty = 0.5;
     let mut alone = Vec::new();
-    for index in 0..requests.len() {
+    for (index, request) in requests.iter_mut().enumerate() {
         if index == 2 {
             // The first token behind the ninth that was not there before.
-            let whole = start(&mut engine, &requests[index]);
+            let whole = start(&mut engine, request);
             let whole = engine.run(whole, |_| {}).unwrap();
             let tokens = whole.tokens();
             let is_new = |at: &usize| !tokens[..*at].contains(&tokens[*at]);
             let stop = tokens[(9..20).find(is_new).unwrap()];
-            requests[index].stop_ids = Some(vec![stop]);
+            request.stop_ids = Some(vec![stop]);
         }
-        let generation = start(&mut engine, &requests[index]);
+        let generation = start(&mut engine, request);
         alone.push(engine.run(generation, |_| {}).unwrap());
     }
     *seen.lock().unwrap() = Seen::default();

@@ -5,108 +5,14 @@ mod common;
 
 use common::device;
 use lily_checkpoint::Checkpoint;
-use lily_emulated::{Emulated, EmulatedOptions};
+use lily_emulated::EmulatedOptions;
 use lily_engine::{
     CancelFlag, Engine, EngineError, EngineOptions, FinishReason, Generation, GenerationRequest,
-    Precision, SamplingError, SamplingParameters, TextModel,
+    SamplingError, SamplingParameters, TextModel,
 };
-use lily_gpu::GpuDevice;
-use lily_plan::{
-    Chain, Device, DeviceDescription, DeviceError, Launch, Outcome, Phase, Plan, RunAhead,
-    SessionBytes, SessionState, StateCopy, StateSlot,
-};
-use lily_testing::{Synthetic, repository};
+use lily_testing::{Seen, Synthetic, Watched, repository};
 use serde_json::json;
 use std::sync::{Arc, Mutex};
-
-/// What was asked of a device.
-#[derive(Debug, Default)]
-struct Seen {
-    /// Rows of each decode step that was executed, of each chain begun, of each run that followed.
-    executed: Vec<usize>,
-    begun: Vec<usize>,
-    followed: Vec<usize>,
-}
-
-/// The emulated device, looked at.
-struct Watched {
-    device: GpuDevice<Emulated>,
-    seen: Arc<Mutex<Seen>>,
-    /// A session is spoilt when it begins with this token.
-    poison: Option<u32>,
-}
-
-impl Device for Watched {
-    fn describe(&self) -> DeviceDescription {
-        self.device.describe()
-    }
-    fn available_memory(&self) -> Option<u64> {
-        self.device.available_memory()
-    }
-    fn session_bytes(&self, precision: Precision) -> SessionBytes {
-        self.device.session_bytes(precision)
-    }
-    fn working_bytes(&self, plan: &Plan) -> u64 {
-        self.device.working_bytes(plan)
-    }
-    fn can_sample(&self) -> bool {
-        self.device.can_sample()
-    }
-    fn new_session(
-        &self,
-        precision: Precision,
-        capacity: usize,
-    ) -> Result<Box<dyn SessionState>, DeviceError> {
-        self.device.new_session(precision, capacity)
-    }
-    fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
-        if plan.class.phase == Phase::Decode {
-            self.seen.lock().unwrap().executed.push(plan.class.rows);
-        }
-        self.device.execute(plan, launch)
-    }
-    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
-        self.device.run_ahead()?;
-        Ok(self)
-    }
-}
-
-impl RunAhead for Watched {
-    fn begin(
-        &mut self,
-        plan: &Arc<Plan>,
-        launch: Launch<'_>,
-        stops: &[&[u32]],
-    ) -> Result<Chain, DeviceError> {
-        self.seen.lock().unwrap().begun.push(plan.class.rows);
-        for (token, session) in launch.tokens.iter().zip(launch.sessions.iter_mut()) {
-            if Some(*token) == self.poison {
-                let slot = StateSlot::RecurrentState(0, StateCopy::Live);
-                let values = session.read(slot);
-                session.write(slot, &vec![f32::NAN; values.len()])?;
-            }
-        }
-        self.device.run_ahead().unwrap().begin(plan, launch, stops)
-    }
-    fn follow(
-        &mut self,
-        chain: &Chain,
-        sessions: &mut [&mut dyn SessionState],
-    ) -> Result<bool, DeviceError> {
-        let follows = self.device.run_ahead().unwrap().follow(chain, sessions)?;
-        if follows {
-            self.seen.lock().unwrap().followed.push(sessions.len());
-        }
-        Ok(follows)
-    }
-    fn collect(
-        &mut self,
-        chain: &Chain,
-        sessions: &mut [&mut dyn SessionState],
-    ) -> Result<Vec<u32>, DeviceError> {
-        self.device.run_ahead().unwrap().collect(chain, sessions)
-    }
-}
 
 /// A small model of random weights, with the words of the embedded one.
 fn engine(poison: Option<u32>) -> (Engine, Arc<Mutex<Seen>>) {
@@ -116,12 +22,9 @@ fn engine(poison: Option<u32>) -> (Engine, Arc<Mutex<Seen>>) {
     let checkpoint = Synthetic::small(small).open();
     let device = device(&checkpoint, EmulatedOptions::default());
     let model = device.model().clone();
-    let seen = Arc::<Mutex<Seen>>::default();
-    let device = Watched {
-        device,
-        seen: seen.clone(),
-        poison,
-    };
+    let mut device = Watched::new(device);
+    device.poison = poison;
+    let seen = device.seen.clone();
     let options = EngineOptions {
         prefill_chunk: 16,
         context: Some(512),

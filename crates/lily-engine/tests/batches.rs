@@ -8,89 +8,23 @@ use lily_engine::{
     CancelFlag, Engine, EngineError, EngineOptions, FinishReason, Generation, GenerationRequest,
     Precision, SamplingError, SamplingParameters, TextModel,
 };
-use lily_plan::{
-    Device, DeviceDescription, DeviceError, Launch, NO_TOKEN, Outcome, Phase, Plan, PlanClass,
-    PlanOutput, RunAhead, SessionBytes, SessionState,
-};
+use lily_plan::{Device, DeviceError, Phase, Plan, PlanClass, PlanOutput};
+use lily_testing::{Seen, Watched};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use support::{question, tiny};
 
-/// Rows of each decode step that ran.
-type Steps = Arc<Mutex<Vec<usize>>>;
-
-/// The CPU device, looked at and interfered with.
-struct Watched {
-    device: CpuDevice,
-    steps: Steps,
-    /// Decode of this token leaves nothing that could be chosen.
-    poison: Option<u32>,
-    /// Decode of so many rows fails.
-    failing: Option<usize>,
-}
-
-impl Device for Watched {
-    fn describe(&self) -> DeviceDescription {
-        self.device.describe()
-    }
-    fn available_memory(&self) -> Option<u64> {
-        self.device.available_memory()
-    }
-    fn session_bytes(&self, precision: Precision) -> SessionBytes {
-        self.device.session_bytes(precision)
-    }
-    fn working_bytes(&self, plan: &Plan) -> u64 {
-        self.device.working_bytes(plan)
-    }
-    fn can_sample(&self) -> bool {
-        self.device.can_sample()
-    }
-    fn new_session(
-        &self,
-        precision: Precision,
-        capacity: usize,
-    ) -> Result<Box<dyn SessionState>, DeviceError> {
-        self.device.new_session(precision, capacity)
-    }
-    fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
-        let (tokens, rows) = (launch.tokens, plan.class.rows);
-        if plan.class.phase == Phase::Prefill {
-            return self.device.execute(plan, launch);
-        }
-        self.steps.lock().unwrap().push(rows);
-        if self.failing == Some(rows) {
-            return Err(DeviceError::Failed("as it was told to".into()));
-        }
-        let mut outcome = self.device.execute(plan, launch)?;
-        let columns = outcome.logits.len() / rows;
-        for (row, _) in (0..).zip(tokens).filter(|at| Some(*at.1) == self.poison) {
-            outcome.logits[row * columns..][..columns].fill(f32::NAN);
-            outcome
-                .tokens
-                .get_mut(row)
-                .into_iter()
-                .for_each(|token| *token = NO_TOKEN);
-        }
-        Ok(outcome)
-    }
-    fn run_ahead(&mut self) -> Result<&mut dyn RunAhead, &'static str> {
-        self.device.run_ahead()
-    }
-}
-
-fn engine(precision: Precision, interfere: impl FnOnce(&mut Watched)) -> (Engine, Steps) {
+fn engine(
+    precision: Precision,
+    interfere: impl FnOnce(&mut Watched<CpuDevice>),
+) -> (Engine, Arc<Mutex<Seen>>) {
     let checkpoint = Arc::new(Checkpoint::open(&tiny()).unwrap());
     let text = Arc::new(TextModel::load(&checkpoint).unwrap());
     let device = CpuDevice::new(checkpoint, &CpuOptions::default()).unwrap();
     let model = device.model().clone();
-    let steps = Steps::default();
-    let mut watched = Watched {
-        device,
-        steps: steps.clone(),
-        poison: None,
-        failing: None,
-    };
+    let mut watched = Watched::new(device);
     interfere(&mut watched);
+    let seen = watched.seen.clone();
     let options = EngineOptions {
         precision,
         prefill_chunk: 16,
@@ -98,7 +32,7 @@ fn engine(precision: Precision, interfere: impl FnOnce(&mut Watched)) -> (Engine
     };
     (
         Engine::new(Box::new(watched), model, text, options).unwrap(),
-        steps,
+        seen,
     )
 }
 
@@ -176,7 +110,7 @@ fn requests(engine: &Engine) -> Vec<GenerationRequest> {
 fn answers_given_together_are_those_given_alone() {
     const GIVEN_UP: usize = 5;
     for precision in [Precision::Bf16, Precision::F32] {
-        let (mut engine, steps) = engine(precision, |_| {});
+        let (mut engine, seen) = engine(precision, |_| {});
         let requests = requests(&engine);
         let alone: Vec<Generation> = requests
             .iter()
@@ -185,7 +119,7 @@ fn answers_given_together_are_those_given_alone() {
                 engine.run(generation, |_| {}).unwrap()
             })
             .collect();
-        let steps_alone = std::mem::take(&mut *steps.lock().unwrap());
+        let steps_alone = std::mem::take(&mut seen.lock().unwrap().executed);
         assert!(steps_alone.iter().all(|rows| *rows == 1));
 
         let (last, first) = requests.split_last().unwrap();
@@ -222,7 +156,7 @@ fn answers_given_together_are_those_given_alone() {
             let decoded = found.timings().decoded_tokens;
             assert_eq!(decoded, tokens.len() - 1, "{precision}: answer {index}");
         }
-        let steps = std::mem::take(&mut *steps.lock().unwrap());
+        let steps = std::mem::take(&mut seen.lock().unwrap().executed);
         for rows in [1, 2, 4, 8] {
             assert!(steps.contains(&rows), "steps of {rows}: {steps:?}");
         }
@@ -250,12 +184,12 @@ fn pair(engine: &Engine) -> [GenerationRequest; 3] {
 #[test]
 fn a_row_with_nothing_to_choose_fails_alone() {
     for logprobs in [None, Some(1)] {
-        let (mut engine, steps) = engine(Precision::Bf16, |watched| watched.poison = Some(77));
+        let (mut engine, seen) = engine(Precision::Bf16, |watched| watched.poison = Some(77));
         let [poisoned, mut sound, _] = pair(&engine);
         sound.sampling.logprobs = logprobs;
         let expected = start(&mut engine, &sound);
         let expected = engine.run(expected, |_| {}).unwrap();
-        steps.lock().unwrap().clear();
+        seen.lock().unwrap().executed.clear();
         let mut all = [&poisoned, &sound].map(|request| {
             let mut request = request.clone();
             request.sampling.logprobs = logprobs;
@@ -276,7 +210,7 @@ fn a_row_with_nothing_to_choose_fails_alone() {
             ),
             "{errors:?}"
         );
-        assert!(steps.lock().unwrap().contains(&2));
+        assert!(seen.lock().unwrap().executed.contains(&2));
         assert_eq!(all[0].finish_reason(), Some(&FinishReason::Failed));
         let [failed, sound] = all;
         assert_eq!(sound.tokens(), expected.tokens());

@@ -421,7 +421,10 @@ fn the_history_is_private_and_can_be_elsewhere_or_nowhere() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "/think on\n");
     // The arrow finds it in another process.
     say(&[], UP);
+    // One that was open to others is not any more.
     let elsewhere = home.path().join("mine");
+    std::fs::write(&elsewhere, "").unwrap();
+    std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o644)).unwrap();
     say(&["--history", elsewhere.to_str().unwrap()], "/think off");
     assert_eq!(mode(&elsewhere), 0o600);
     assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "/think off\n");

@@ -44,7 +44,20 @@ impl Recorded {
             .collect()
     }
 
-    /// The rows that are recorded of the largest values.
+    /// Those rows of recorded values whose positions in `all` are also in `wanted`.
+    fn rows(&self, name: &str, all: &[usize], wanted: &[usize]) -> Vec<f32> {
+        let numbers = self.numbers(name);
+        assert_eq!(self.tensor(name).1[0], all.len(), "{name}");
+        let width = numbers.len() / all.len();
+        let rows = wanted.iter().flat_map(|position| {
+            let row = all.iter().position(|at| at == position);
+            let row = row.unwrap_or_else(|| panic!("{name} has no position {position}"));
+            numbers[row * width..(row + 1) * width].to_vec()
+        });
+        rows.collect()
+    }
+
+    /// The positions that are recorded of the larger values.
     fn rows_kept(&self) -> Vec<usize> {
         let (stored, _, bytes) = self.tensor("p17.rows_kept");
         assert_eq!(stored, StoredType::I32);
@@ -188,15 +201,17 @@ fn a_chosen_experts_rows_give_its_recorded_product() {
     assert_eq!(checked, 10);
 }
 
-/// What the tests below read of `golden.json`: the tokens of the 17-token prompt.
-fn prompt(path: &Path) -> Vec<usize> {
+/// What the tests below read of `golden.json`: the tokens of the 17-token prompt, and the positions whose logits are
+/// recorded.
+fn prompt(path: &Path) -> [Vec<usize>; 2] {
     let text = std::fs::read_to_string(path).unwrap();
     let golden: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let tokens = golden["prompts"]["17"]["tokens"].as_array().unwrap();
-    tokens
-        .iter()
-        .map(|token| token.as_u64().unwrap() as usize)
-        .collect()
+    ["tokens", "logit_positions"].map(|key| {
+        let list = golden["prompts"]["17"][key].as_array().unwrap();
+        list.iter()
+            .map(|number| number.as_u64().unwrap() as usize)
+            .collect()
+    })
 }
 
 fn check_model(folder: &str) {
@@ -204,30 +219,31 @@ fn check_model(folder: &str) {
     let checkpoint = Checkpoint::open(&directory).unwrap();
     let config = checkpoint.config();
     let recorded = Recorded::read(&directory.join("golden.safetensors"));
-    let tokens = prompt(&directory.join("golden.json"));
+    let [tokens, logit_positions] = prompt(&directory.join("golden.json"));
+    let kept = recorded.rows_kept();
+    let all: Vec<usize> = (0..tokens.len()).collect();
     let hidden = recorded.numbers("p17.hidden");
     let width = config.hidden_size;
+    assert_eq!(hidden.len(), (config.layers + 2) * kept.len() * width);
 
     // The first recorded state is the embedding, row by row and bit by bit.
     let embedding = checkpoint
         .weight(WeightId::global(WeightRole::Embedding))
         .unwrap();
     let mut row = vec![0.0; width];
-    for (position, token) in tokens.iter().enumerate() {
-        embedding.dequantise_row(*token, &mut row);
-        assert_eq!(
-            row,
-            hidden[position * width..(position + 1) * width],
-            "token {token}"
-        );
+    for (position, expected) in kept.iter().zip(hidden.chunks_exact(width)) {
+        let token = tokens[*position];
+        embedding.dequantise_row(token, &mut row);
+        assert_eq!(row, expected, "token {token}");
     }
 
     // The last one is the head's input.
     let head = checkpoint
         .weight(WeightId::global(WeightRole::Head))
         .unwrap();
-    let last = &hidden[hidden.len() - tokens.len() * width..];
-    assert_product(&head, last, &recorded.numbers("p17.logits"), "logits");
+    let last = &hidden[hidden.len() - kept.len() * width..];
+    let logits = recorded.rows("p17.logits", &logit_positions, &kept);
+    assert_product(&head, last, &logits, "logits");
 
     // Linear maps whose inputs and outputs are recorded.
     for (layer, role, input, output) in [
@@ -240,16 +256,11 @@ fn check_model(folder: &str) {
         (3, WeightRole::SharedGate, "post_norm", "shared_gate_logit"),
     ] {
         let weight = checkpoint.weight(WeightId::in_layer(layer, role)).unwrap();
-        let mut x = recorded.numbers(&format!("p17.l{layer}.{input}"));
+        let x = recorded.numbers(&format!("p17.l{layer}.{input}"));
         let output = format!("p17.l{layer}.{output}");
-        if recorded.tensor(&output).1[0] != tokens.len() {
-            x = recorded
-                .rows_kept()
-                .iter()
-                .flat_map(|row| x[row * width..(row + 1) * width].to_vec())
-                .collect();
-        }
-        let y = recorded.numbers(&output);
+        // Of the smaller values every position is recorded.
+        let every = recorded.tensor(&output).1[0] == tokens.len();
+        let y = recorded.rows(&output, if every { &all } else { &kept }, &kept);
         assert_product(&weight, &x, &y, &format!("{folder}, {}", weight.spec.id));
     }
 
@@ -258,7 +269,7 @@ fn check_model(folder: &str) {
         .weight(WeightId::global(WeightRole::FinalNorm))
         .unwrap()
         .read_plain();
-    let before = &hidden[hidden.len() - 2 * tokens.len() * width..][..tokens.len() * width];
+    let before = &hidden[hidden.len() - 2 * last.len()..][..last.len()];
     for (x, y) in before.chunks_exact(width).zip(last.chunks_exact(width)) {
         let mean = x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / width as f64;
         let scale = 1.0 / (mean + config.rms_norm_eps).sqrt();

@@ -2,11 +2,12 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use lily_constraint::ConstraintError;
 use lily_engine::{EngineError, SamplingError, TemplateError};
 use serde_json::{Value, json};
 
 /// An error of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
@@ -35,6 +36,13 @@ impl ApiError {
     /// The field at fault, such as `messages[2].role`.
     pub fn of(mut self, param: impl Into<String>) -> Self {
         self.param = Some(param.into());
+        self
+    }
+
+    /// It was nothing that the client asked for.
+    fn of_server(mut self) -> Self {
+        self.status = StatusCode::INTERNAL_SERVER_ERROR;
+        self.kind = "server_error";
         self
     }
 
@@ -80,6 +88,24 @@ impl ApiError {
         )
     }
 
+    /// No key, or one that is not known.
+    pub fn unauthorized() -> Self {
+        let message =
+            "this server wants its API key, as a bearer token in the Authorization header";
+        Self::with_status(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
+    }
+
+    /// A grammar's or a schema's fault, in a field.
+    pub fn of_constraint(error: &ConstraintError) -> Self {
+        let param = match error {
+            ConstraintError::Schema { of: None, .. } => "response_format",
+            ConstraintError::Schema { of: Some(_), .. } => "tools",
+            ConstraintError::UnknownTool(_) | ConstraintError::NoTools => "tool_choice",
+            ConstraintError::Vocabulary(_) => "response_format",
+        };
+        Self::invalid(error.to_string()).of(param)
+    }
+
     /// As the object that OpenAI's clients read.
     pub fn to_json(&self) -> Value {
         json!({"error": {
@@ -105,6 +131,11 @@ impl IntoResponse for ApiError {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
     }
 }
@@ -128,12 +159,14 @@ impl From<EngineError> for ApiError {
             EngineError::Sampling(error) => {
                 let invalid = ApiError::invalid(message);
                 match error {
+                    // The model's own fault, or the device's.
+                    SamplingError::NotFinite { .. } => invalid.of_server(),
                     SamplingError::OutOfRange { parameter, .. } => invalid.of(parameter),
                     SamplingError::Sampleable { .. } => invalid,
                     _ => invalid.of("logit_bias"),
                 }
             }
-            EngineError::UnknownToken { .. } => ApiError::invalid(message),
+            EngineError::UnknownToken { .. } | EngineError::Guide(_) => ApiError::invalid(message),
             EngineError::MemoryExceeded { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
                     .with_code("out_of_memory")

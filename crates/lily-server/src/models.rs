@@ -22,19 +22,24 @@ pub(crate) async fn one(
     State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    if name != shared.options.model {
-        let error = ApiError::not_found("there is no model of this name");
-        return Err(error.of("model").with_code("model_not_found"));
+    if name == shared.options.model {
+        return Ok(Json(model(&shared)));
     }
-    Ok(Json(model(&shared)))
+    Err(
+        ApiError::not_found("there is no such model: GET /v1/models names the one there is")
+            .with_code("model_not_found"),
+    )
 }
 
 fn model(shared: &Shared) -> Value {
+    let context = shared.limits.context;
     json!({
         "id": shared.options.model,
         "object": "model",
         "created": shared.started,
         "owned_by": "lily",
-        "context_length": shared.context,
+        "context_length": context,
+        // The same under another server's name.
+        "max_model_len": context,
     })
 }

@@ -37,6 +37,11 @@ impl Parked {
         self.0.remove(index)
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Drops the session that was parked longest; false where there is none.
     pub fn drop_oldest(&mut self) -> bool {
         self.0.pop_back().is_some()

@@ -3,8 +3,8 @@
 
 use crate::parked::Parked;
 use lily_engine::{
-    CancelFlag, Engine, EngineError, Finished, Generation, GenerationRequest, Progress, Timings,
-    TokenEvent,
+    CancelFlag, Engine, EngineError, Finished, Generation, GenerationRequest, MemoryUse, Progress,
+    Timings, TokenEvent,
 };
 use std::collections::VecDeque;
 use std::io;
@@ -18,14 +18,24 @@ const MOST_ACTIVE: usize = 8;
 
 /// What becomes of a request.
 pub(crate) enum Event {
-    /// Its turn has come: what could be wrong with it by itself is not.
-    Started,
+    /// Part of a prompt was computed.
+    Prefilled(Reading),
     /// A token was chosen.
     Token(TokenEvent),
     /// The answer is complete.
     Finished(Finished, Usage),
     /// It failed, and nothing follows.
     Failed(EngineError),
+}
+
+/// How far a prompt is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub total: usize,
+    /// Tokens that were known before.
+    pub cached: usize,
+    /// Tokens that are done, those that were known among them.
+    pub done: usize,
 }
 
 /// What an answer took.
@@ -38,13 +48,13 @@ pub(crate) struct Usage {
 
 /// A request on its way; when this goes, the request is given up.
 pub(crate) struct Answer {
-    events: UnboundedReceiver<Event>,
+    events: UnboundedReceiver<(usize, Event)>,
     cancel: CancelFlag,
 }
 
 impl Answer {
-    /// The next of its events; none behind the last.
-    pub async fn next(&mut self) -> Option<Event> {
+    /// The next of its events, with the number of the choice it belongs to; none behind the last.
+    pub async fn next(&mut self) -> Option<(usize, Event)> {
         self.events.recv().await
     }
 }
@@ -64,8 +74,21 @@ pub(crate) enum Refused {
     Stopping,
 }
 
+/// Where the thread stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures {
+    /// Choices that are being answered.
+    pub active: usize,
+    /// Choices that wait.
+    pub waiting: usize,
+    /// Sessions that are parked.
+    pub parked: usize,
+    pub memory: MemoryUse,
+}
+
 /// The thread, from outside.
 pub(crate) struct Worker {
+    figures: Arc<Mutex<Figures>>,
     jobs: Mutex<Sender<Job>>,
     /// Requests that wait or are answered.
     requests: Arc<AtomicUsize>,
@@ -73,11 +96,23 @@ pub(crate) struct Worker {
     stopping: Arc<AtomicBool>,
 }
 
+/// One choice of a request.
 struct Job {
     request: GenerationRequest,
-    events: UnboundedSender<Event>,
+    /// Its number in the request.
+    choice: usize,
+    /// Further choices for the same prompt, which is computed once for all.
+    others: Vec<Job>,
+    events: UnboundedSender<(usize, Event)>,
     cancel: CancelFlag,
-    _counted: Counted,
+    _counted: Arc<Counted>,
+}
+
+impl Job {
+    /// Tells the client; false where it has gone.
+    fn tell(&self, event: Event) -> bool {
+        self.events.send((self.choice, event)).is_ok()
+    }
 }
 
 /// One of the requests that are counted.
@@ -94,8 +129,15 @@ impl Worker {
     pub fn start(engine: Engine, most_requests: usize) -> io::Result<Self> {
         let (jobs, received) = channel();
         let stopping = Arc::new(AtomicBool::new(false));
+        let figures = Arc::new(Mutex::new(Figures {
+            active: 0,
+            waiting: 0,
+            parked: 0,
+            memory: engine.memory(),
+        }));
         let thread = Thread {
             engine,
+            figures: figures.clone(),
             jobs: received,
             waiting: VecDeque::new(),
             active: Vec::new(),
@@ -106,6 +148,7 @@ impl Worker {
             .name("engine".into())
             .spawn(move || thread.run())?;
         Ok(Worker {
+            figures,
             jobs: Mutex::new(jobs),
             requests: Arc::new(AtomicUsize::new(0)),
             most_requests,
@@ -118,13 +161,18 @@ impl Worker {
         self.requests.load(Ordering::Acquire)
     }
 
+    /// Where the thread stands.
+    pub fn figures(&self) -> Figures {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Cuts all answers short, and takes no further request.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// Hands a request to the thread.
-    pub fn submit(&self, request: GenerationRequest) -> Result<Answer, Refused> {
+    /// Hands a request to the thread: prompts, each with the seeds of its choices. Choices are numbered through.
+    pub fn submit(&self, prompts: Vec<(GenerationRequest, Vec<u64>)>) -> Result<Answer, Refused> {
         if self.stopping.load(Ordering::Acquire) {
             return Err(Refused::Stopping);
         }
@@ -137,16 +185,34 @@ impl Worker {
         if counted.is_err() {
             return Err(Refused::Overloaded);
         }
+        let counted = Arc::new(Counted(self.requests.clone()));
         let (sender, events) = unbounded_channel();
         let cancel = CancelFlag::default();
-        let job = Job {
-            request,
-            events: sender,
-            cancel: cancel.clone(),
-            _counted: Counted(self.requests.clone()),
+        let mut choice = 0;
+        let mut job = |request: GenerationRequest| {
+            choice += 1;
+            Job {
+                request,
+                choice: choice - 1,
+                others: Vec::new(),
+                events: sender.clone(),
+                cancel: cancel.clone(),
+                _counted: counted.clone(),
+            }
         };
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.send(job).map_err(|_| Refused::Stopping)?;
+        for (request, seeds) in prompts {
+            let mut jobs = seeds.into_iter().map(|seed| {
+                let mut request = request.clone();
+                request.sampling.seed = seed;
+                job(request)
+            });
+            let Some(mut first) = jobs.next() else {
+                continue;
+            };
+            first.others = jobs.collect();
+            let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            jobs.send(first).map_err(|_| Refused::Stopping)?;
+        }
         Ok(Answer { events, cancel })
     }
 }
@@ -160,6 +226,7 @@ struct Active {
 /// The thread, from inside.
 struct Thread {
     engine: Engine,
+    figures: Arc<Mutex<Figures>>,
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
@@ -180,7 +247,17 @@ impl Thread {
             }
             self.admit();
             self.advance();
+            self.publish();
         }
+    }
+
+    fn publish(&self) {
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Figures {
+            active: self.active.len(),
+            waiting: self.waiting.len(),
+            parked: self.parked.len(),
+            memory: self.engine.memory(),
+        };
     }
 
     /// Takes what has come; waits for it where there is nothing else to do. False where nothing can come any more.
@@ -211,11 +288,7 @@ impl Thread {
                 return;
             };
             match self.start(&job) {
-                Ok(generation) => {
-                    if job.events.send(Event::Started).is_ok() {
-                        self.active.push(Active { generation, job });
-                    }
-                }
+                Ok(generation) => self.active.push(Active { generation, job }),
                 // Others will give theirs back.
                 Err(EngineError::MemoryExceeded { .. }) if !self.active.is_empty() => {
                     self.waiting.push_front(job);
@@ -223,7 +296,7 @@ impl Thread {
                 }
                 Err(error) => {
                     // Nobody may be there any more to hear it.
-                    let _ = job.events.send(Event::Failed(error));
+                    let _ = job.tell(Event::Failed(error));
                 }
             }
         }
@@ -247,13 +320,37 @@ impl Thread {
         let mut index = 0;
         while index < self.active.len() {
             if take_turn(&mut self.engine, &mut self.active[index]) {
+                self.branch(index);
                 index += 1;
                 continue;
             }
             // In order, so that turns stay fair.
             let Active { generation, job } = self.active.remove(index);
             self.parked.park(generation.into_session());
+            // Where the first of several is done with, so is the client.
             drop(job);
+        }
+    }
+
+    /// Begins with the further choices of a request whose prompt is computed. One that there is no memory for now waits.
+    fn branch(&mut self, index: usize) {
+        let Active { generation, job } = &mut self.active[index];
+        if job.others.is_empty() || !generation.is_prefilled() {
+            return;
+        }
+        for other in std::mem::take(&mut job.others) {
+            let sampling = other.request.sampling.clone();
+            let Active { generation, .. } = &mut self.active[index];
+            match self
+                .engine
+                .branch(generation, sampling, other.cancel.clone())
+            {
+                Ok(generation) => self.active.push(Active {
+                    generation,
+                    job: other,
+                }),
+                Err(_) => self.waiting.push_back(other),
+            }
         }
     }
 }
@@ -262,7 +359,11 @@ impl Thread {
 fn take_turn(engine: &mut Engine, active: &mut Active) -> bool {
     let Active { generation, job } = active;
     let event = match engine.advance(generation) {
-        Ok(Progress::Prefilled { .. }) => return true,
+        Ok(Progress::Prefilled { done, total }) => Event::Prefilled(Reading {
+            total,
+            cached: generation.timings().cached_tokens,
+            done,
+        }),
         Ok(Progress::Token(token)) => Event::Token(token),
         Ok(Progress::Finished(finished)) => Event::Finished(
             finished,
@@ -274,6 +375,6 @@ fn take_turn(engine: &mut Engine, active: &mut Active) -> bool {
         ),
         Err(error) => Event::Failed(error),
     };
-    let goes_on = matches!(event, Event::Token(_));
-    job.events.send(event).is_ok() && goes_on
+    let goes_on = matches!(event, Event::Prefilled(_) | Event::Token(_));
+    job.tell(event) && goes_on
 }

@@ -5,7 +5,7 @@ mod common;
 use common::{call, fixture, json_lines, weather};
 use lily_text::fuzzing;
 use lily_text::{
-    ChatTemplate, OutputEvent, OutputParser, ParsedOutput, RenderRequest, parse_output,
+    ChatTemplate, OutputEvent, OutputParser, ParsedOutput, RenderRequest, Tokenizer, parse_output,
 };
 use serde_json::{Map, Value, json};
 
@@ -414,9 +414,12 @@ fn arguments_stream_a_parameter_at_a_time() {
 #[test]
 fn parsed_output_renders_to_the_same_text() {
     let template = ChatTemplate::new(fixture("models/lily-tiny/chat_template.jinja")).unwrap();
+    let tokenizer = fixture("models/lily-tiny/tokenizer.json");
+    let tokenizer = Tokenizer::from_bytes(tokenizer.as_bytes()).unwrap();
     let mut with_calls = 0;
     for case in json_lines("models/lily-tiny/expected.jsonl") {
-        let prompt = case["prompt"].as_str().unwrap();
+        let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+        let prompt = &tokenizer.decode(&ids);
         let text = case["text"].as_str().unwrap();
         let text = text.strip_suffix("<|im_end|>").unwrap_or(text);
         let tools = case["tools"].as_array().cloned().unwrap_or_default();

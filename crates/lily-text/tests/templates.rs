@@ -162,8 +162,9 @@ fn prompts_of_the_embedded_model_match_in_text_and_tokens() {
                 variables: &variables,
             })
             .unwrap();
-        assert_eq!(prompt, case["prompt"].as_str().unwrap(), "{}", case["id"]);
+        // The recorded text is that of the recorded tokens: no prompt has anything that is normalised away.
         let ids: Vec<u32> = serde_json::from_value(case["prompt_ids"].clone()).unwrap();
+        assert_eq!(prompt, tokenizer.decode(&ids), "{}", case["id"]);
         assert_eq!(tokenizer.encode(&prompt).unwrap(), ids, "{}", case["id"]);
         let completion: Vec<u32> = serde_json::from_value(case["completion_ids"].clone()).unwrap();
         assert_eq!(

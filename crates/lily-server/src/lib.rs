@@ -223,8 +223,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route_layer(from_fn_with_state(shared.clone(), guard::require_key));
     Router::new()
         .route("/health", get(models::health))
-        .merge(api)
         .merge(page::routes())
+        .merge(api)
         .fallback(async || ApiError::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
         .layer(DefaultBodyLimit::max(shared.options.most_bytes))

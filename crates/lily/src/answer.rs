@@ -2,10 +2,53 @@
 
 use crate::console::Console;
 use crate::failure::Failure;
+use crate::format::{counted, grouped, per_second, rate};
 use crate::prompt::Prompt;
-use lily_engine::{OutputEvent, OutputParser, ParsedOutput, TokenEvent, Tokenizer};
+use lily_engine::{
+    Engine, FinishReason, Generation, OutputEvent, OutputParser, ParsedOutput, Progress,
+    TokenEvent, Tokenizer,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Most tokens of an answer that names no limit itself: what the makers of the model recommend to leave
+/// room for, and no more memory than that.
+const DEFAULT_MAX_TOKENS: usize = 32_768;
+
+/// Most tokens of an answer: as many as `asked` for, or as there is `room` for and people wait for.
+pub fn most_tokens(asked: Option<usize>, room: usize) -> usize {
+    // Where not even one token fits, the engine says so with its numbers.
+    asked.unwrap_or_else(|| room.clamp(1, DEFAULT_MAX_TOKENS))
+}
+
+/// How many tokens were read and written, and how fast: parts of a line.
+pub fn counts(generation: &Generation) -> Vec<String> {
+    let part = |tokens: String, count: usize, time: Duration| match per_second(count, time) {
+        Some(value) => format!("{tokens} at {}/s", rate(value)),
+        None => tokens,
+    };
+    let timings = generation.timings();
+    // All of the prompt, but where it was interrupted.
+    let done = timings.cached_tokens + timings.prefilled_tokens;
+    let mut read = format!("{} read", counted(done, "token"));
+    if timings.cached_tokens > 0 {
+        read += &format!(" ({} cached)", grouped(timings.cached_tokens as u64));
+    }
+    let written = format!("{} written", grouped(generation.tokens().len() as u64));
+    vec![
+        part(read, timings.prefilled_tokens, timings.prefill),
+        part(written, timings.decoded_tokens, timings.decode),
+    ]
+}
+
+/// Where an answer that [is all reasoning](Answer::is_all_reasoning) went.
+pub fn no_content_yet(generation: &Generation) -> String {
+    format!(
+        "the answer's {} went to reasoning and it has no content yet",
+        counted(generation.tokens().len(), "token")
+    )
+}
 
 /// A token's log-probability, and those of the likeliest tokens in its place.
 #[derive(Debug, Serialize)]
@@ -61,8 +104,47 @@ impl Answer {
         }
     }
 
+    /// Runs a generation to its end and takes all of it.
+    pub fn follow(
+        &mut self,
+        console: &mut Console,
+        engine: &mut Engine,
+        generation: &mut Generation,
+    ) -> Result<(), Failure> {
+        let text = engine.text().clone();
+        let held = generation.timings().cached_tokens;
+        console.status().begin("reading the prompt");
+        console
+            .status()
+            .advance(held, Some(generation.prompt_tokens()));
+        loop {
+            match engine.advance(generation)? {
+                Progress::Prefilled { done, total } => {
+                    console.status().advance(done, Some(total));
+                    if done == total {
+                        console.status().begin("answering");
+                        console.status().advance(0, None);
+                    }
+                }
+                Progress::Token(token) => {
+                    console.status().advance(generation.tokens().len(), None);
+                    self.token(console, text.tokenizer(), &token)?;
+                }
+                Progress::Finished(finished) => {
+                    console.status().end();
+                    self.text(console, &finished.text)?;
+                    let truncated = matches!(
+                        finished.reason,
+                        FinishReason::Length | FinishReason::Cancelled
+                    );
+                    return self.finish(console, truncated);
+                }
+            }
+        }
+    }
+
     /// Takes a token with the text that became certain with it.
-    pub fn token(
+    fn token(
         &mut self,
         console: &mut Console,
         tokenizer: &Tokenizer,
@@ -89,7 +171,7 @@ impl Answer {
     }
 
     /// Takes text.
-    pub fn text(&mut self, console: &mut Console, text: &str) -> Result<(), Failure> {
+    fn text(&mut self, console: &mut Console, text: &str) -> Result<(), Failure> {
         if text.is_empty() {
             return Ok(());
         }
@@ -101,7 +183,7 @@ impl Answer {
     }
 
     /// Ends the answer; `truncated` if the model did not end it itself.
-    pub fn finish(&mut self, console: &mut Console, truncated: bool) -> Result<(), Failure> {
+    fn finish(&mut self, console: &mut Console, truncated: bool) -> Result<(), Failure> {
         if let Some(mut parser) = self.parser.take() {
             let events = parser.finish(truncated);
             self.take(console, events)?;
@@ -120,6 +202,15 @@ impl Answer {
     /// The log-probabilities of the tokens so far.
     pub fn logprobs(&self) -> &[TokenLogprob] {
         &self.logprobs
+    }
+
+    /// Whether the limit came before the answer proper.
+    pub fn is_all_reasoning(&self, generation: &Generation) -> bool {
+        let parsed = self.parsed();
+        generation.finish_reason() == Some(&FinishReason::Length)
+            && parsed.content.is_empty()
+            && parsed.tool_calls.is_empty()
+            && !parsed.reasoning.is_empty()
     }
 
     /// The parts.

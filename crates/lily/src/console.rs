@@ -22,14 +22,15 @@ impl Console {
     pub fn new(quiet: bool) -> Self {
         let errors_are_terminal = std::io::stderr().is_terminal();
         let output_is_terminal = std::io::stdout().is_terminal();
+        let is_lively = errors_are_terminal && takes_escapes();
         Console {
             output: std::io::stdout().lock(),
             output_is_terminal,
             output_is_near: output_is_terminal || !output_is_stored(),
             errors_are_terminal,
             quiet,
-            color: errors_are_terminal && std::env::var_os("NO_COLOR").is_none(),
-            status: Status::new(errors_are_terminal && !quiet),
+            color: is_lively && std::env::var_os("NO_COLOR").is_none(),
+            status: Status::new(is_lively && !quiet),
         }
     }
 
@@ -102,6 +103,11 @@ impl Console {
     }
 }
 
+/// Whether the terminal, where there is one, does more than to print what it is sent.
+pub fn takes_escapes() -> bool {
+    std::env::var_os("TERM").is_some_and(|name| name != "dumb" && !name.is_empty())
+}
+
 /// Whether standard output goes to a file or to nobody, rather than to a program.
 #[cfg(unix)]
 fn output_is_stored() -> bool {
@@ -119,7 +125,7 @@ fn output_is_stored() -> bool {
 }
 
 /// The text with control characters spelled out, but for line ends and tabs.
-fn harmless(text: &str) -> String {
+pub fn harmless(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() && !matches!(character, '\n' | '\t') {

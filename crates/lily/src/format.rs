@@ -1,6 +1,7 @@
 //! Numbers and tables for people.
 
 pub use lily_plan::units::{bytes, grouped};
+use std::time::Duration;
 
 /// A count of something, e.g. `1 token`, `2 tokens`.
 pub fn counted(count: usize, one: &str) -> String {
@@ -16,6 +17,12 @@ pub fn rate(value: f64) -> String {
         _ => 0,
     };
     format!("{value:.decimals$}")
+}
+
+/// How many of them a second, if there were any and it took any time.
+pub fn per_second(count: usize, time: Duration) -> Option<f64> {
+    let seconds = time.as_secs_f64();
+    (count > 0 && seconds > 0.0).then(|| count as f64 / seconds)
 }
 
 /// Rows as aligned columns, indented by two: the first column to the left, the last as it comes, those

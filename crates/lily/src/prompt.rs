@@ -1,4 +1,4 @@
-//! From the arguments of `lily run` to the text of a prompt.
+//! From arguments and messages to the text of a prompt.
 
 use crate::args::RunArguments;
 use crate::failure::Failure;
@@ -30,7 +30,7 @@ pub fn build(arguments: &RunArguments, text: &TextModel) -> Result<Prompt, Failu
         });
     }
     let tools = match &arguments.tools {
-        Some(path) => objects(path, "the tools", "tools")?,
+        Some(path) => tools(path)?,
         None => Vec::new(),
     };
     let mut conversation = Conversation {
@@ -39,10 +39,13 @@ pub fn build(arguments: &RunArguments, text: &TextModel) -> Result<Prompt, Failu
         ..Conversation::default()
     };
     if arguments.no_thinking {
-        conversation
-            .variables
-            .insert("enable_thinking".into(), Value::Bool(false));
+        without_reasoning(&mut conversation);
     }
+    render(text, conversation)
+}
+
+/// The prompt of a conversation.
+pub fn render(text: &TextModel, conversation: Conversation) -> Result<Prompt, Failure> {
     let rendered = text.render(&conversation).map_err(|error| match error {
         TemplateError::Missing => {
             Failure::usage_of(&error).help("lily run --raw goes on with plain text without one")
@@ -58,6 +61,23 @@ pub fn build(arguments: &RunArguments, text: &TextModel) -> Result<Prompt, Failu
         tools: conversation.tools,
         raw: false,
     })
+}
+
+/// Tells the template that the answer is to come at once.
+pub fn without_reasoning(conversation: &mut Conversation) {
+    let variables = &mut conversation.variables;
+    variables.insert("enable_thinking".into(), Value::Bool(false));
+}
+
+/// The tools that a file declares.
+pub fn tools(path: &Path) -> Result<Vec<Value>, Failure> {
+    objects(path, "the tools", "tools")
+}
+
+/// What a tool is called; empty where its declaration does not say.
+pub fn tool_name(tool: &Value) -> &str {
+    let declared = tool.get("function").unwrap_or(tool);
+    declared["name"].as_str().unwrap_or_default()
 }
 
 fn messages(arguments: &RunArguments) -> Result<Vec<Value>, Failure> {

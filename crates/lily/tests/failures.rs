@@ -270,6 +270,9 @@ fn help_tells_examples_and_exit_codes() {
         ),
         ("bench", "Prompts are synthetic and nothing is sampled"),
         ("verify", "Fails if a threshold is missed."),
+        ("chat", "Ctrl-C stops the answer, Ctrl-D leaves."),
+        ("completions", "Print what a shell needs"),
+        ("man", "write one for each command"),
     ] {
         for arguments in [[command, "--help"], ["help", command]] {
             let help = lily(&arguments).worked().output;

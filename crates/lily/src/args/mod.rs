@@ -1,10 +1,14 @@
 //! The command line's grammar.
 
+mod chat;
 mod device;
+mod manual;
 mod serve;
 mod values;
 
+pub use chat::ChatArguments;
 pub use device::{DeviceArguments, DeviceChoice, PrecisionChoice, WatchArguments, switches};
+pub use manual::{CompletionsArguments, ManArguments};
 pub use serve::ServeArguments;
 pub use values::TopK;
 
@@ -23,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   lily run \"What is the capital of Norway?\"
   lily run --model ~/models/Qwen3.6-35B-A3B-4bit \"Explain mixture-of-experts models\"
+  lily chat --model ~/models/Qwen3.6-35B-A3B-4bit
   lily serve --model ~/models/Qwen3.6-35B-A3B-4bit
   lily inspect ~/models/Qwen3.6-35B-A3B-4bit
   lily plan fixtures/qwen3.6-35b-a3b/config.json    (the file is in a clone of Lily)
@@ -52,11 +57,14 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<RunArguments>),
+    Chat(Box<ChatArguments>),
     Serve(ServeArguments),
     Plan(PlanArguments),
     Inspect(InspectArguments),
     Bench(BenchArguments),
     Verify(VerifyArguments),
+    Completions(CompletionsArguments),
+    Man(ManArguments),
 }
 
 /// Arguments of `lily run`.
@@ -120,7 +128,7 @@ pub struct RunArguments {
     pub output: RunOutputArguments,
 }
 
-/// How `lily run` chooses tokens.
+/// How `lily run` and `lily chat` choose tokens.
 #[derive(Debug, Args)]
 #[command(
     next_help_heading = "Sampling (by default the checkpoint's own, from generation_config.json)"
@@ -160,9 +168,6 @@ pub struct SamplingArguments {
     /// Choose tokens on the processor even where the device could, from the logits of each step
     #[arg(long)]
     pub host_sampling: bool,
-    /// Report log-probabilities, with N alternatives for each token (0 to 20)
-    #[arg(long, value_name = "N", requires = "json")]
-    pub logprobs: Option<u32>,
 }
 
 /// What `lily run` prints.
@@ -175,6 +180,9 @@ pub struct RunOutputArguments {
     /// The token ids of prompt and answer too
     #[arg(long, requires = "json")]
     pub ids: bool,
+    /// Report log-probabilities, with N alternatives for each token (0 to 20)
+    #[arg(long, value_name = "N", requires = "json")]
+    pub logprobs: Option<u32>,
     /// Whether reasoning is printed on standard error; auto: if that is a terminal
     #[arg(long, value_enum, default_value = "auto", value_name = "WHEN")]
     pub reasoning: ReasoningChoice,

@@ -8,7 +8,7 @@ use lily_engine::Tokenizer;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Makes grammars for one vocabulary.
@@ -62,7 +62,7 @@ impl Grammars {
     /// For schemas that are not sound, say what cannot be enforced, or are too large.
     pub fn json(&self, schema: &Value) -> Result<Grammar, ConstraintError> {
         check(None, schema)?;
-        self.make(TopLevelGrammar::from_json_schema(schema.clone()))
+        self.make(TopLevelGrammar::from_json_schema(on_one_line(schema)))
             .map_err(|reason| ConstraintError::Schema { of: None, reason })
     }
 
@@ -123,6 +123,20 @@ impl Grammars {
             Err(error) => Err(first_line(&error.to_string())),
         }
     }
+}
+
+/// A schema of JSON with at most a space behind commas and colons and none elsewhere: where any is allowed, a model that
+/// does not know what comes next writes blanks for as long as it may.
+pub(crate) fn on_one_line(schema: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Object(entries) => entries.clone(),
+        // `true`: any value.
+        _ => Map::new(),
+    };
+    let separators =
+        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
+    schema.insert("x-guidance".into(), separators);
+    Value::Object(schema)
 }
 
 fn check(of: Option<&str>, schema: &Value) -> Result<(), ConstraintError> {

@@ -14,8 +14,9 @@
 //! that are required and any of the others.
 
 use crate::ConstraintError;
+use crate::grammars::on_one_line;
 use lily_engine::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
 /// Text that no value may have in it, as it would be the end of what the value stands in.
@@ -102,7 +103,10 @@ pub(crate) fn grammar(
     };
     let mut text = match or_json {
         None => format!("start: {calls}\n"),
-        Some(schema) => format!("start: answer | {calls}\nanswer: %json {schema}\n"),
+        Some(schema) => {
+            let schema = on_one_line(schema);
+            format!("start: answer | {calls}\nanswer: %json {schema}\n")
+        }
     };
     let (open, close) = (
         tag("<tool_call>", tokenizer),
@@ -182,7 +186,7 @@ fn parameter(
         None => {
             // A schema cannot be told what may not be in its strings; the tags are tokens of their own, and JSON has no
             // use for them.
-            let schema = self_contained(tool, schema);
+            let schema = on_one_line(&tool.with_definitions(schema));
             let _ = writeln!(text, "{rule}: {begin} {rule}_v \"\\n</parameter>\\n\"");
             let _ = writeln!(text, "{rule}_v: %json {schema}");
             return Ok(());
@@ -204,14 +208,6 @@ fn parameter(
     let _ = writeln!(text, "{rule}_v[lazy]: {terminal} END");
     let _ = writeln!(text, "{terminal}: {value}");
     Ok(())
-}
-
-fn self_contained(tool: &Tool, schema: &Value) -> Value {
-    match schema {
-        Value::Object(_) => tool.with_definitions(schema),
-        // `true` and the like: any value.
-        _ => json!({}),
-    }
 }
 
 /// What a text may be.

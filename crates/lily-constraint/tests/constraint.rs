@@ -103,6 +103,9 @@ fn json_is_held_to_its_schema() {
         (r#"{"name": "Max", "age": -1}"#, r#"{"name": "Max", "age":"#),
         (r#"{"age": 4}"#, "{"),
         ("Sure! {}", ""),
+        // Blanks without end are not to be had.
+        ("{\n\"name\": \"Max\"", ""),
+        (r#"{"name":  "Max"}"#, r#"{"name":"#),
         (r#"{"name": "Max", "age": 45} And more."#, good),
     ] {
         let (out, _) = held(text);

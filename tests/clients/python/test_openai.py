@@ -351,7 +351,7 @@ SCHEMA = {
             "properties": {
                 "capital": {"type": "string", "enum": ["Oslo", "Bergen"]},
                 "is_large": {"type": "boolean"},
-                "letters": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3},
+                "letters": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 1, "maxItems": 3},
             },
             "required": ["capital", "is_large", "letters"],
             "additionalProperties": False,

@@ -197,28 +197,10 @@ impl Engine {
         request: GenerationRequest,
         cancel: CancelFlag,
     ) -> Result<Generation, EngineError> {
+        self.check(&request)?;
         let prompt = request.prompt.len();
-        let config = &self.model().config;
-        let (vocabulary, model) = (config.vocab_size, config.max_positions);
-        if prompt == 0 {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if let Some(&token) = request
-            .prompt
-            .iter()
-            .find(|&&token| token as usize >= vocabulary)
-        {
-            return Err(EngineError::UnknownToken { token, vocabulary });
-        }
-        let context = self.context();
-        if prompt >= context {
-            return Err(EngineError::ContextExceeded {
-                prompt,
-                context,
-                model,
-            });
-        }
-        let room = context - prompt;
+        let vocabulary = self.model().config.vocab_size;
+        let room = self.context() - prompt;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
         let sampler = Sampler::new(
             request.sampling.clone(),
@@ -255,6 +237,32 @@ impl Engine {
             finished: None,
             timings,
         })
+    }
+
+    /// Refuses what no session and no memory could answer.
+    pub(crate) fn check(&self, request: &GenerationRequest) -> Result<(), EngineError> {
+        let prompt = request.prompt.len();
+        let config = &self.model().config;
+        let (vocabulary, model) = (config.vocab_size, config.max_positions);
+        if prompt == 0 {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if let Some(&token) = request
+            .prompt
+            .iter()
+            .find(|&&token| token as usize >= vocabulary)
+        {
+            return Err(EngineError::UnknownToken { token, vocabulary });
+        }
+        let context = self.context();
+        if prompt >= context {
+            return Err(EngineError::ContextExceeded {
+                prompt,
+                context,
+                model,
+            });
+        }
+        Ok(request.sampling.validate(vocabulary as u32)?)
     }
 
     /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.
@@ -311,7 +319,7 @@ impl Engine {
         let rest = &generation.request.prompt[done..];
         let (rows, outcome) =
             self.prefill_chunk(&mut generation.session, rest, PlanOutput::LastLogits)?;
-        self.keep_behind_chunk(&mut generation.session, total);
+        self.keep_behind_chunk(&mut generation.session);
         generation.timings.prefilled_tokens += rows;
         generation.timings.prefill += start.elapsed();
         if done + rows == total {

@@ -12,7 +12,6 @@ mod error;
 mod fields;
 mod guard;
 mod models;
-mod parked;
 mod worker;
 
 use axum::Router;
@@ -20,7 +19,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::middleware;
 use axum::routing::{get, post};
 use error::ApiError;
-use lily_engine::{Engine, TextModel};
+use lily_engine::{DiskOptions, Engine, TextModel};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -36,6 +35,8 @@ pub struct ServerOptions {
     pub most_requests: usize,
     /// Most bytes of a request's body.
     pub most_bytes: usize,
+    /// Where prefixes of conversations outlast the server, if they do.
+    pub cache: Option<DiskOptions>,
 }
 
 impl Default for ServerOptions {
@@ -44,6 +45,7 @@ impl Default for ServerOptions {
             model: "lily".into(),
             most_requests: 64,
             most_bytes: 8 << 20,
+            cache: None,
         }
     }
 }
@@ -61,7 +63,7 @@ struct Shared {
 /// Answers requests at `listener` until the process is asked to end (Ctrl-C, SIGTERM).
 ///
 /// # Errors
-/// Where the listener fails, or the system has no threads.
+/// Where the listener fails, the system has no threads, or the cache's directory cannot be made or read.
 pub fn run(
     listener: std::net::TcpListener,
     engine: Engine,
@@ -95,7 +97,7 @@ fn asked_to_end() -> std::io::Result<impl Future<Output = ()> + Send + 'static> 
 /// ended as answers end.
 ///
 /// # Errors
-/// Where the listener fails.
+/// As [`run`].
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -105,7 +107,7 @@ pub async fn serve(
     let text = engine.text().clone();
     let context = engine.context();
     let shared = Arc::new(Shared {
-        worker: Worker::start(engine, options.most_requests)?,
+        worker: Worker::start(engine, options.most_requests, options.cache.as_ref())?,
         text,
         context,
         started: seconds_since_1970(),
@@ -116,9 +118,11 @@ pub async fn serve(
         shutdown.await;
         ending.worker.stop();
     };
-    axum::serve(listener, router(shared))
+    let served = axum::serve(listener, router(shared.clone()))
         .with_graceful_shutdown(shutdown)
-        .await
+        .await;
+    shared.worker.end();
+    served
 }
 
 fn router(shared: Arc<Shared>) -> Router {

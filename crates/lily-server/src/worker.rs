@@ -1,16 +1,16 @@
 //! The thread that owns the engine. Requests take turns in it: each gets a chunk of its prompt or a token, then the
 //! next, so that none waits for another's end. A request whose client has gone costs nothing from its next turn on.
 
-use crate::parked::Parked;
 use lily_engine::{
-    CancelFlag, Engine, EngineError, Finished, Generation, GenerationRequest, Progress, Timings,
-    TokenEvent,
+    CancelFlag, DiskOptions, Engine, EngineError, Finished, Generation, GenerationRequest,
+    PrefixCache, PrefixFigures, Progress, Timings, TokenEvent,
 };
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 /// Most requests that are answered in turns; others wait.
@@ -66,7 +66,10 @@ pub(crate) enum Refused {
 
 /// The thread, from outside.
 pub(crate) struct Worker {
-    jobs: Mutex<Sender<Job>>,
+    /// Nothing once the thread is to end.
+    jobs: Mutex<Option<Sender<Job>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    prefixes: Arc<Mutex<PrefixFigures>>,
     /// Requests that wait or are answered.
     requests: Arc<AtomicUsize>,
     most_requests: usize,
@@ -90,27 +93,63 @@ impl Drop for Counted {
 }
 
 impl Worker {
-    /// Starts the thread. It ends when the worker goes.
-    pub fn start(engine: Engine, most_requests: usize) -> io::Result<Self> {
+    /// Starts the thread, with prefixes in a directory if one is given. It ends when the worker goes.
+    pub fn start(
+        engine: Engine,
+        most_requests: usize,
+        cache: Option<&DiskOptions>,
+    ) -> io::Result<Self> {
         let (jobs, received) = channel();
         let stopping = Arc::new(AtomicBool::new(false));
+        let prefixes = match cache {
+            Some(options) => PrefixCache::on_disk(&engine, options)?,
+            None => PrefixCache::default(),
+        };
+        let figures: Arc<Mutex<PrefixFigures>> = Arc::default();
         let thread = Thread {
             engine,
             jobs: received,
             waiting: VecDeque::new(),
             active: Vec::new(),
-            parked: Parked::default(),
+            prefixes,
+            figures: figures.clone(),
             stopping: stopping.clone(),
         };
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || thread.run())?;
         Ok(Worker {
-            jobs: Mutex::new(jobs),
+            jobs: Mutex::new(Some(jobs)),
+            thread: Mutex::new(Some(thread)),
+            prefixes: figures,
             requests: Arc::new(AtomicUsize::new(0)),
             most_requests,
             stopping,
         })
+    }
+
+    /// Ends the thread, and waits until it has written what is to be kept.
+    pub fn end(&self) {
+        self.stop();
+        drop(self.lock_jobs().take());
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // Where it failed, it has said so.
+            let _ = thread.join();
+        }
+    }
+
+    /// What later prompts go on from, as of the last request's beginning or end.
+    pub fn prefixes(&self) -> PrefixFigures {
+        *self.prefixes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_jobs(&self) -> std::sync::MutexGuard<'_, Option<Sender<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Requests that wait or are answered.
@@ -145,7 +184,8 @@ impl Worker {
             cancel: cancel.clone(),
             _counted: Counted(self.requests.clone()),
         };
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs = self.lock_jobs();
+        let jobs = jobs.as_ref().ok_or(Refused::Stopping)?;
         jobs.send(job).map_err(|_| Refused::Stopping)?;
         Ok(Answer { events, cancel })
     }
@@ -163,7 +203,9 @@ struct Thread {
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
-    parked: Parked,
+    prefixes: PrefixCache,
+    /// What is told of them.
+    figures: Arc<Mutex<PrefixFigures>>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -180,15 +222,43 @@ impl Thread {
             }
             self.admit();
             self.advance();
+            self.prefixes.tend(&mut self.engine);
+            self.tell();
+        }
+        self.prefixes.close(&mut self.engine);
+        self.tell();
+    }
+
+    /// Tells what became of prefixes: figures to whoever asks, and what people should know.
+    fn tell(&mut self) {
+        for warning in self.prefixes.take_warnings() {
+            eprintln!("lily: {warning}");
+        }
+        *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = self.prefixes.figures();
+    }
+
+    /// Waits for a request; prefixes are written meanwhile. None where none can come any more.
+    fn wait(&mut self) -> Option<Job> {
+        loop {
+            let received = match self.prefixes.tend(&mut self.engine) {
+                Some(wait) => self.jobs.recv_timeout(wait),
+                None => self.jobs.recv().map_err(RecvTimeoutError::from),
+            };
+            self.tell();
+            match received {
+                Ok(job) => return Some(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
         }
     }
 
     /// Takes what has come; waits for it where there is nothing else to do. False where nothing can come any more.
     fn take_jobs(&mut self) -> bool {
         if self.active.is_empty() && self.waiting.is_empty() {
-            match self.jobs.recv() {
-                Ok(job) => self.waiting.push_back(job),
-                Err(_) => return false,
+            match self.wait() {
+                Some(job) => self.waiting.push_back(job),
+                None => return false,
             }
         }
         loop {
@@ -210,7 +280,10 @@ impl Thread {
             let Some(job) = self.waiting.pop_front() else {
                 return;
             };
-            match self.start(&job) {
+            match self
+                .prefixes
+                .start(&mut self.engine, &job.request, &job.cancel)
+            {
                 Ok(generation) => {
                     if job.events.send(Event::Started).is_ok() {
                         self.active.push(Active { generation, job });
@@ -229,19 +302,6 @@ impl Thread {
         }
     }
 
-    /// Begins with a request, with the parked session that has most of its prompt. Those that were parked longest go
-    /// where memory is short.
-    fn start(&mut self, job: &Job) -> Result<Generation, EngineError> {
-        let mut session = self.parked.take(&mut self.engine, &job.request);
-        loop {
-            let (request, cancel) = (job.request.clone(), job.cancel.clone());
-            match self.engine.start(session.take(), request, cancel) {
-                Err(EngineError::MemoryExceeded { .. }) if self.parked.drop_oldest() => {}
-                started => return started,
-            }
-        }
-    }
-
     /// A turn of every request.
     fn advance(&mut self) {
         let mut index = 0;
@@ -252,7 +312,8 @@ impl Thread {
             }
             // In order, so that turns stay fair.
             let Active { generation, job } = self.active.remove(index);
-            self.parked.park(generation.into_session());
+            self.prefixes
+                .park(&mut self.engine, generation.into_session());
             drop(job);
         }
     }

@@ -15,10 +15,6 @@ use std::time::{Duration, Instant};
 
 /// Most sessions that are parked, whatever memory there is.
 const MOST_PARKED: usize = 16;
-/// A session that was parked for so long is written to disk. An agent's next turn comes before that, and each would be
-/// written for nothing.
-const SETTLED: Duration = Duration::from_secs(30);
-
 /// What a cache of prefixes came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixFigures {
@@ -152,10 +148,12 @@ impl PrefixCache {
     /// Does the next bit of what can be done meanwhile, in milliseconds: writing to disk. Returns how soon there is more,
     /// if there will be by itself.
     pub fn tend(&mut self, engine: &mut Engine) -> Option<Duration> {
-        self.disk.as_mut()?.collect();
+        let disk = self.disk.as_mut()?;
+        disk.collect();
+        let settled = disk.settled;
         let is_whole = |parked: &Parked| matches!(parked.stored, Stored::Whole);
         let index = self.parked.iter().rposition(|parked| !is_whole(parked))?;
-        let left = SETTLED.saturating_sub(self.parked[index].since.elapsed());
+        let left = settled.saturating_sub(self.parked[index].since.elapsed());
         if left.is_zero() {
             self.store_part(engine, index);
         }

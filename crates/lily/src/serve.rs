@@ -5,7 +5,7 @@ use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::model::{Opened, Opening, on, open};
-use lily_engine::PlanOutput;
+use lily_engine::{DiskOptions, PlanOutput};
 use lily_server::ServerOptions;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -33,6 +33,20 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let mut opened = open(model, &arguments.device, opening, console.status())?;
     console.status().end();
     introduce(&mut console, &mut opened);
+    let cache = arguments.cache_dir.as_ref().map(|directory| {
+        DiskOptions::new(
+            directory.clone(),
+            arguments.cache_size,
+            opened.name.identity.clone(),
+        )
+    });
+    if let Some(cache) = &cache {
+        console.note(&format!(
+            "lily: beginnings of conversations in {}, up to {}",
+            cache.directory.display(),
+            bytes(cache.most_bytes)
+        ));
+    }
     let name = arguments.name.as_ref().unwrap_or(&opened.name.name);
     console.note(&format!(
         "lily: listening at http://{address}/v1, as model {name}"
@@ -44,6 +58,7 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let options = ServerOptions {
         model: name.clone(),
         most_requests: arguments.most_requests,
+        cache,
         ..ServerOptions::default()
     };
     lily_server::run(listener, opened.engine, options).map_err(failed)

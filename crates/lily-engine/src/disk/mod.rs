@@ -19,7 +19,7 @@ use lily_plan::DeviceError;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use twox_hash::XxHash3_128;
 use writer::{Writer, Written};
 
@@ -37,6 +37,21 @@ pub struct DiskOptions {
     pub most_bytes: u64,
     /// The checkpoint's identity, and whatever else states depend on that the engine cannot know.
     pub model: String,
+    /// How long nobody has to come back for a session before it is written. An agent's next turn takes less, and each
+    /// would be written for nothing.
+    pub settled: Duration,
+}
+
+impl DiskOptions {
+    /// A directory for so many bytes of prefixes of a model, written when nobody has come back for half a minute.
+    pub fn new(directory: PathBuf, most_bytes: u64, model: String) -> Self {
+        DiskOptions {
+            directory,
+            most_bytes,
+            model,
+            settled: Duration::from_secs(30),
+        }
+    }
 }
 
 /// What stored prefixes came to.
@@ -85,6 +100,8 @@ pub(crate) struct Saving {
 pub(crate) struct Disk {
     directory: PathBuf,
     most_bytes: u64,
+    /// [`DiskOptions::settled`].
+    pub settled: Duration,
     kind: Kind,
     entries: Vec<Entry>,
     /// Those that are written, in their order.
@@ -110,6 +127,7 @@ impl Disk {
         let mut disk = Disk {
             directory: directory.clone(),
             most_bytes: options.most_bytes,
+            settled: options.settled,
             kind: kind(engine, &options.model),
             entries: Vec::new(),
             pending: Vec::new(),

@@ -9,7 +9,7 @@ pub use values::TopK;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::net::IpAddr;
 use std::path::PathBuf;
-use values::{logit_bias, part_of_a_name, positive, positive_up_to};
+use values::{bytes, logit_bias, part_of_a_name, positive, positive_up_to};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -299,6 +299,7 @@ pub struct InspectArguments {
 Examples:
   lily serve
   lily serve --port 9000 --context 32768
+  lily serve --cache-dir ~/.cache/lily
 
 {EXIT_CODES}")
 )]
@@ -318,6 +319,13 @@ pub struct ServeArguments {
     /// Requests that are answered or wait; one more is told to come back later
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive_up_to::<10_000>)]
     pub most_requests: usize,
+    /// Directory where beginnings of conversations outlast the server: a prompt that begins as one did goes on from there.
+    /// Others on this machine cannot read what is written
+    #[arg(long, value_name = "DIRECTORY")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most bytes of that directory's files, such as 16GiB or 500MB: those used longest ago go
+    #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = bytes, requires = "cache_dir")]
+    pub cache_size: u64,
     /// How and where to run
     #[command(flatten)]
     pub device: DeviceArguments,

@@ -1,5 +1,6 @@
 //! What can go wrong between a request and its answer.
 
+use crate::guide::GuideError;
 use lily_plan::DeviceError;
 use lily_plan::units::bytes;
 use lily_sampling::SamplingError;
@@ -23,6 +24,9 @@ pub enum EngineError {
         /// Tokens the model was made for.
         model: usize,
     },
+    /// What constrains the answer cannot go on.
+    #[error("the answer cannot be constrained further: {0}")]
+    Guide(#[from] GuideError),
     /// A session has no state to go back to there.
     #[error("the session has no snapshot at position {position}")]
     NoSnapshot {

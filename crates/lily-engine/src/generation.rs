@@ -4,6 +4,7 @@
 use crate::decode::{Decode, Pace};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::guide::{Guide, Next};
 use crate::session::Session;
 use lily_plan::{NO_TOKEN, Outcome, PlanOutput};
 use lily_sampling::{Sampled, Sampler, SamplingParameters};
@@ -28,6 +29,8 @@ pub struct GenerationRequest {
     pub stop_ids: Option<Vec<u32>>,
     /// Tokens are chosen on the host even where the device could: for comparisons.
     pub host_sampling: bool,
+    /// Has a say in every token of the answer.
+    pub guide: Option<Box<dyn Guide>>,
 }
 
 /// Stops a generation from another thread, between two chunks or tokens.
@@ -138,7 +141,7 @@ impl TokenChoice {
             TokenChoice::Host("as asked for")
         } else if sampling.logprobs.is_some() {
             TokenChoice::Host("log-probabilities need all logits")
-        } else if is_plain {
+        } else if is_plain && request.guide.is_none() {
             TokenChoice::DeviceGreedy
         } else if engine.device_can_sample() {
             TokenChoice::DeviceSampling
@@ -182,6 +185,8 @@ pub struct Generation {
     generated: Vec<u32>,
     /// Chosen, but not yet part of the session's state.
     pending: Option<u32>,
+    /// What the guide has said of the next token.
+    next: Next,
     /// What the last run left, from which the next token is chosen.
     outcome: Option<Outcome>,
     finished: Option<FinishReason>,
@@ -202,40 +207,82 @@ impl Engine {
         let vocabulary = self.model().config.vocab_size;
         let room = self.context() - prompt;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
-        let sampler = Sampler::new(
-            request.sampling.clone(),
-            vocabulary as u32,
-            self.token_limit(),
-            &request.prompt,
-        )?;
-        let needed = prompt + max_tokens;
-        let session = self.session_for(session, &request.prompt, needed)?;
-        let timings = Timings {
-            cached_tokens: session.tokens.len(),
-            ..Timings::default()
-        };
-        let stop_ids = request
-            .stop_ids
-            .clone()
-            .unwrap_or_else(|| self.text().stop_ids().to_vec());
-        let choice = TokenChoice::new(self, &request);
-        let pace = self.pace(choice.output());
+        // Before memory is taken for a request that is not sound.
+        let sampler = self.sampler(&request)?;
+        let session = self.session_for(session, &request.prompt, prompt + max_tokens)?;
         Ok(Generation {
+            timings: Timings {
+                cached_tokens: session.tokens.len(),
+                ..Timings::default()
+            },
+            ..self.generation(session, sampler, request, cancel, max_tokens)
+        })
+    }
+
+    fn sampler(&self, request: &GenerationRequest) -> Result<Sampler, EngineError> {
+        let vocabulary = self.model().config.vocab_size as u32;
+        let (sampling, limit) = (request.sampling.clone(), self.token_limit());
+        Ok(Sampler::new(sampling, vocabulary, limit, &request.prompt)?)
+    }
+
+    fn generation(
+        &mut self,
+        session: Session,
+        sampler: Sampler,
+        request: GenerationRequest,
+        cancel: CancelFlag,
+        max_tokens: usize,
+    ) -> Generation {
+        let stop_ids = request.stop_ids.clone();
+        let choice = TokenChoice::new(self, &request);
+        Generation {
             detokenizer: Detokenizer::new(self.text().tokenizer().clone(), true),
             stop: StopMatcher::new(request.stop.iter().map(String::as_str)),
-            stop_ids,
+            stop_ids: stop_ids.unwrap_or_else(|| self.text().stop_ids().to_vec()),
             session,
             request,
             cancel,
             sampler,
             choice,
-            pace,
+            pace: self.pace(choice.output()),
             max_tokens,
             generated: Vec::new(),
             pending: None,
+            next: Next::Free,
             outcome: None,
             finished: None,
-            timings,
+            timings: Timings::default(),
+        }
+    }
+
+    /// Another answer to the prompt of `generation`, whose prompt is computed and whose answer has not begun. It is what
+    /// it would be by itself: its session begins with a copy of the same state.
+    ///
+    /// # Errors
+    /// Where memory is short, for parameters outside of their ranges, and where the prompt is not computed or the answer
+    /// has begun.
+    pub fn branch(
+        &mut self,
+        generation: &mut Generation,
+        sampling: SamplingParameters,
+        cancel: CancelFlag,
+    ) -> Result<Generation, EngineError> {
+        let from = &mut generation.session;
+        if generation.outcome.is_none() || !generation.generated.is_empty() {
+            let position = from.tokens.len();
+            return Err(EngineError::NoSnapshot { position });
+        }
+        let request = GenerationRequest {
+            sampling,
+            ..generation.request.clone()
+        };
+        let sampler = self.sampler(&request)?;
+        let session = self.duplicate(from)?;
+        let max_tokens = generation.max_tokens;
+        Ok(Generation {
+            outcome: generation.outcome.clone(),
+            timings: generation.timings,
+            ..self.generation(session, sampler, request, cancel, max_tokens)
         })
     }
 
@@ -333,13 +380,14 @@ impl Engine {
 
     fn advance_decode(&mut self, generation: &mut Generation) -> Result<TokenEvent, EngineError> {
         let start = Instant::now();
+        generation.next = Next::ask(generation.request.guide.as_mut())?;
         if let Some(token) = generation.pending.take() {
             generation.outcome = Some(self.decode_pending(generation, token)?);
             generation.timings.decoded_tokens += 1;
         }
         let sampled = generation.choose()?;
         generation.timings.decode += start.elapsed();
-        Ok(generation.accept(sampled))
+        generation.accept(sampled)
     }
 }
 
@@ -352,7 +400,7 @@ impl Engine {
         let session = &mut generation.session;
         let decode = Decode {
             output: generation.choice.output(),
-            sampling: generation.sampler.row(None),
+            sampling: generation.sampler.row(generation.next.set()),
             stops: &generation.stop_ids,
             goes_on: generation.generated.len() + 1 < generation.max_tokens,
         };
@@ -404,6 +452,9 @@ impl Generation {
 
     fn choose(&mut self) -> Result<Sampled, EngineError> {
         let outcome = self.outcome.take().unwrap_or_default();
+        if let Next::Token(token) = self.next {
+            return self.forced(&outcome.logits, token);
+        }
         if let Some(&token) = outcome.tokens.first() {
             return Ok(Sampled {
                 token,
@@ -411,15 +462,34 @@ impl Generation {
                 alternatives: Vec::new(),
             });
         }
-        Ok(self.sampler.sample(&outcome.logits, None)?)
+        Ok(self.sampler.sample(&outcome.logits, self.next.set())?)
     }
 
-    fn accept(&mut self, sampled: Sampled) -> TokenEvent {
-        let Sampled {
+    /// A token that nobody chose, with its log-probability if that was asked for.
+    fn forced(&mut self, logits: &[f32], token: u32) -> Result<Sampled, EngineError> {
+        let mut sampled = Sampled {
             token,
+            logprob: None,
+            alternatives: Vec::new(),
+        };
+        if self.request.sampling.logprobs.is_some() {
+            let mut only = vec![0; token as usize / 32 + 1];
+            only[token as usize / 32] = 1 << (token % 32);
+            only.resize(logits.len().div_ceil(32), 0);
+            sampled = self.sampler.sample(logits, Some(&only))?;
+        }
+        Ok(sampled)
+    }
+
+    fn accept(&mut self, sampled: Sampled) -> Result<TokenEvent, EngineError> {
+        let Sampled {
+            mut token,
             logprob,
             alternatives,
         } = sampled;
+        if let Some(guide) = &mut self.request.guide {
+            token = guide.take(token)?;
+        }
         self.sampler.accept(token);
         self.generated.push(token);
         let mut text = String::new();
@@ -436,12 +506,12 @@ impl Generation {
                 self.pending = Some(token);
             }
         }
-        TokenEvent {
+        Ok(TokenEvent {
             token,
             text,
             logprob,
             alternatives,
-        }
+        })
     }
 
     /// Flushes what was held back. What follows a stop text is not part of the answer.

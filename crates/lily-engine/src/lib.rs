@@ -10,6 +10,7 @@ mod disk;
 mod engine;
 mod error;
 mod generation;
+mod guide;
 mod options;
 mod plans;
 mod prefix;
@@ -28,10 +29,12 @@ pub use generation::{
     CancelFlag, FinishReason, Finished, Generation, GenerationRequest, Progress, Timings,
     TokenChoice, TokenEvent,
 };
+pub use guide::{Allowed, Guide, GuideError};
 pub use lily_plan::{Device, DeviceDescription, Plan, PlanClass, PlanOutput, Precision};
 pub use lily_sampling::{SamplingError, SamplingParameters};
 pub use lily_text::{
-    OutputEvent, OutputParser, ParsedOutput, TemplateError, Tokenizer, ToolCall, parse_output,
+    Detokenizer, OutputEvent, OutputParser, ParsedOutput, TemplateError, TextError, Tokenizer,
+    ToolCall, parse_output,
 };
 pub use options::{EngineOptions, PlanTransform};
 pub use score::Score;

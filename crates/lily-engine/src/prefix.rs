@@ -161,6 +161,18 @@ impl Engine {
         Ok(other)
     }
 
+    /// Another session that stands where this one does; nothing is kept to go back to.
+    pub(crate) fn duplicate(&mut self, session: &mut Session) -> Result<Session, EngineError> {
+        self.settle(session)?;
+        let snapshot = session.state.snapshot()?;
+        let mut other = self.open_session(session.capacity())?;
+        let position = session.tokens.len();
+        other.state.copy_cache(session.state.as_mut(), position)?;
+        other.state.restore(snapshot.as_ref())?;
+        other.tokens.extend_from_slice(&session.tokens);
+        Ok(other)
+    }
+
     fn copy(
         &mut self,
         session: &mut Session,

@@ -52,7 +52,7 @@ impl TextModel {
             read("chat_template.jinja")?.as_deref(),
             config.as_deref(),
         ) {
-            Ok(template) => Some(template),
+            Ok(template) => Some(template.with_late_system_messages()),
             Err(TemplateError::Missing) => None,
             Err(error) => return Err(failed("chat template", error.to_string())),
         };
@@ -132,13 +132,27 @@ impl TextModel {
             })
     }
 
-    /// The prompt of a conversation, up to where the answer begins.
+    /// The prompt of a conversation, up to where the answer begins. System messages may stand anywhere, with the templates
+    /// that are known ([`ChatTemplate::with_late_system_messages`]).
     ///
     /// # Errors
     ///
     /// What the template refuses, and images and videos: the template would put placeholders for them into
     /// the prompt, and the model would answer as if it had seen something.
     pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        self.render_up_to(conversation, true)
+    }
+
+    /// [`render`](Self::render), with the beginning of an answer or without.
+    ///
+    /// # Errors
+    ///
+    /// As [`render`](Self::render).
+    pub fn render_up_to(
+        &self,
+        conversation: &Conversation,
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
         for (index, message) in conversation.messages.iter().enumerate() {
             if let Some(part) = unreadable_part(message) {
                 let reason = format!("a part of type {part}: only text is read");
@@ -149,7 +163,7 @@ impl TextModel {
         template.render(&RenderRequest {
             messages: &conversation.messages,
             tools: Some(conversation.tools.as_slice()).filter(|tools| !tools.is_empty()),
-            add_generation_prompt: true,
+            add_generation_prompt,
             variables: &conversation.variables,
         })
     }

@@ -1,6 +1,6 @@
 //! Byte-level BPE tokenizer, read from `tokenizer.json`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -60,7 +60,8 @@ pub struct Tokenizer {
     library: tokenizers::Tokenizer,
     /// Bytes of every token, by id; `None` where the table has a hole.
     bytes: Vec<Option<Box<[u8]>>>,
-    special: HashSet<u32>,
+    /// Added tokens, and whether each is special.
+    added: HashMap<u32, bool>,
     count: usize,
 }
 
@@ -69,7 +70,7 @@ impl fmt::Debug for Tokenizer {
         formatter
             .debug_struct("Tokenizer")
             .field("count", &self.count)
-            .field("special", &self.special.len())
+            .field("added", &self.added.len())
             .finish_non_exhaustive()
     }
 }
@@ -107,16 +108,12 @@ impl Tokenizer {
 
         let (bytes, count) = byte_table(&file, &library)?;
         check_every_byte_has_a_token(&file.model.vocab)?;
-        let special = file
-            .added_tokens
-            .iter()
-            .filter(|token| token.special)
-            .map(|token| token.id)
-            .collect();
+        let added = file.added_tokens.iter();
+        let added = added.map(|token| (token.id, token.special)).collect();
         let tokenizer = Self {
             library,
             bytes,
-            special,
+            added,
             count,
         };
         tokenizer.check_round_trip()?;
@@ -217,7 +214,13 @@ impl Tokenizer {
     /// `<think>` and `<tool_call>` are added, but not special.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
-        self.special.contains(&id)
+        self.added.get(&id) == Some(&true)
+    }
+
+    /// Whether a token is one that no text is cut into by itself: markup, special or not.
+    #[must_use]
+    pub fn is_added(&self, id: u32) -> bool {
+        self.added.contains_key(&id)
     }
 
     /// A tokenizer whose parts do not fit together (no byte-level step before

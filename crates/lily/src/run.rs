@@ -61,6 +61,7 @@ pub fn run(model: Option<&Path>, arguments: &RunArguments) -> Result<(), Failure
         stop: arguments.stop.clone(),
         stop_ids: None,
         host_sampling: arguments.sampling.host_sampling,
+        guide: None,
     };
     let cancel = interruption(console.status())?;
     let mut generation = opened.engine.start(None, request, cancel)?;

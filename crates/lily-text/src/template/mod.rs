@@ -21,6 +21,11 @@ const BASE_FUEL: u64 = 4_000_000;
 /// this, and one that never ends is stopped within seconds.
 const FUEL_PER_BYTE: u64 = 16;
 
+/// How Qwen's templates refuse a system message that is not the first.
+const REFUSES_LATE_SYSTEM: &str = "raise_exception('System message must be at the beginning.')";
+/// What the message's text may be called there.
+const MESSAGE_TEXT: [&str; 2] = ["content", "body"];
+
 /// Special tokens that templates may print, named in `tokenizer_config.json`.
 const TOKEN_VARIABLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 
@@ -125,6 +130,39 @@ impl ChatTemplate {
             }
         }
         Ok(template)
+    }
+
+    /// The same template with system messages wherever they stand: those behind the first are rendered in their place.
+    /// The vendor's template refuses them, by a line that is known here; a template without it, and one that does not
+    /// render such a conversation without it, stays as it is.
+    #[must_use]
+    pub fn with_late_system_messages(self) -> Self {
+        let message =
+            |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+        let late = "late";
+        let probe = [
+            message("user", "first"),
+            message("system", late),
+            message("user", "last"),
+        ];
+        let request = RenderRequest {
+            messages: &probe,
+            tools: None,
+            add_generation_prompt: true,
+            variables: &Map::new(),
+        };
+        if !self.source.contains(REFUSES_LATE_SYSTEM) || self.render(&request).is_ok() {
+            return self;
+        }
+        let expected = format!("<|im_start|>system\n{late}<|im_end|>\n");
+        let changed = MESSAGE_TEXT.iter().find_map(|name| {
+            let place = format!(r"'<|im_start|>system\n' + {name} + '<|im_end|>\n'");
+            let mut changed = Self::new(self.source.replace(REFUSES_LATE_SYSTEM, &place)).ok()?;
+            changed.defaults.clone_from(&self.defaults);
+            let text = changed.render(&request).ok()?;
+            (text.matches(&expected).count() == 1).then_some(changed)
+        });
+        changed.unwrap_or(self)
     }
 
     /// The template's text.

@@ -184,3 +184,60 @@ fn templates_come_from_either_file() {
         Err(TemplateError::Invalid(_))
     ));
 }
+
+/// In their place, and nothing else of the rendering changes.
+#[test]
+fn system_messages_may_come_late() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    for file in [
+        "fixtures/templates/Qwen3.6-35B-A3B.jinja",
+        "fixtures/templates/Qwen3.5-35B-A3B.jinja",
+        "models/lily-tiny/chat_template.jinja",
+    ] {
+        let source = std::fs::read_to_string(format!("{root}/{file}")).unwrap();
+        let strict = ChatTemplate::new(&source).unwrap();
+        let lenient = ChatTemplate::new(&source)
+            .unwrap()
+            .with_late_system_messages();
+        let render = |template: &ChatTemplate, messages: Json| {
+            template.render(&RenderRequest {
+                messages: messages.as_array().unwrap(),
+                tools: None,
+                add_generation_prompt: true,
+                variables: &Map::new(),
+            })
+        };
+        let with_late = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "system", "content": [{"type": "text", "text": " Be rude. "}]},
+            {"role": "user", "content": "Hello?"},
+        ]);
+        assert!(render(&strict, with_late.clone()).is_err());
+        let text = render(&lenient, with_late).unwrap();
+        let late = "<|im_start|>system\nBe rude.<|im_end|>\n";
+        let without = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "user", "content": "Hello?"},
+        ]);
+        assert_eq!(
+            text.replace(late, ""),
+            render(&strict, without.clone()).unwrap(),
+            "{file}"
+        );
+        assert!(text.contains(&format!("Hello<|im_end|>\n{late}<|im_start|>user\nHello?")));
+        assert_eq!(
+            render(&lenient, without.clone()).unwrap(),
+            render(&strict, without).unwrap()
+        );
+    }
+    let other =
+        ChatTemplate::new("{{ raise_exception('System message must be at the beginning.') }}");
+    let source = other
+        .unwrap()
+        .with_late_system_messages()
+        .source()
+        .to_string();
+    assert!(source.contains("raise_exception"));
+}

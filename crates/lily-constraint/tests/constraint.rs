@@ -316,7 +316,10 @@ fn one_call_is_one_call_and_strict_tools_are_strict() {
     assert_eq!(follow(&mut constraint(DIRECT), &text), (text.clone(), true));
     let (out, ended) = follow(&mut constraint(DIRECT).with_one_call(), &text);
     assert!(ended && text.starts_with(&out), "{out}");
-    assert_eq!(parse_output(DIRECT, &out, &tools(), false).tool_calls.len(), 1);
+    assert_eq!(
+        parse_output(DIRECT, &out, &tools(), false).tool_calls.len(),
+        1
+    );
     let rest = setting().grammars.rest_of_call(&tools()).unwrap();
     let held = |text: &str| follow(&mut constraint(DIRECT).with_calls(rest.clone()), text);
     // Text around calls is free, and so are tools that are not strict.

@@ -110,7 +110,9 @@ impl PrefixCache {
         cancel: &CancelFlag,
     ) -> Result<Generation, EngineError> {
         // What is refused anyhow costs nobody's session.
-        engine.check(request)?;
+        let limits = engine.limits();
+        limits.check(&request.prompt)?;
+        request.sampling.validate(limits.vocabulary as u32)?;
         let needed = engine.positions_of(request);
         let session = match self.session_for(engine, &request.prompt, needed) {
             Some(session) => Some(session),

@@ -202,10 +202,10 @@ impl Engine {
         request: GenerationRequest,
         cancel: CancelFlag,
     ) -> Result<Generation, EngineError> {
-        self.check(&request)?;
+        let limits = self.limits();
+        limits.check(&request.prompt)?;
         let prompt = request.prompt.len();
-        let vocabulary = self.model().config.vocab_size;
-        let room = self.context() - prompt;
+        let room = limits.context - prompt;
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
         // Before memory is taken for a request that is not sound.
         let sampler = self.sampler(&request)?;
@@ -267,9 +267,8 @@ impl Engine {
         sampling: SamplingParameters,
         cancel: CancelFlag,
     ) -> Result<Generation, EngineError> {
-        let from = &mut generation.session;
-        if generation.outcome.is_none() || !generation.generated.is_empty() {
-            let position = from.tokens.len();
+        if !generation.is_prefilled() {
+            let position = generation.session.tokens.len();
             return Err(EngineError::NoSnapshot { position });
         }
         let request = GenerationRequest {
@@ -277,39 +276,13 @@ impl Engine {
             ..generation.request.clone()
         };
         let sampler = self.sampler(&request)?;
-        let session = self.duplicate(from)?;
+        let session = self.duplicate(&mut generation.session)?;
         let max_tokens = generation.max_tokens;
         Ok(Generation {
             outcome: generation.outcome.clone(),
             timings: generation.timings,
             ..self.generation(session, sampler, request, cancel, max_tokens)
         })
-    }
-
-    /// Refuses what no session and no memory could answer.
-    pub(crate) fn check(&self, request: &GenerationRequest) -> Result<(), EngineError> {
-        let prompt = request.prompt.len();
-        let config = &self.model().config;
-        let (vocabulary, model) = (config.vocab_size, config.max_positions);
-        if prompt == 0 {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if let Some(&token) = request
-            .prompt
-            .iter()
-            .find(|&&token| token as usize >= vocabulary)
-        {
-            return Err(EngineError::UnknownToken { token, vocabulary });
-        }
-        let context = self.context();
-        if prompt >= context {
-            return Err(EngineError::ContextExceeded {
-                prompt,
-                context,
-                model,
-            });
-        }
-        Ok(request.sampling.validate(vocabulary as u32)?)
     }
 
     /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.
@@ -433,6 +406,11 @@ impl Generation {
     /// Tokens of the prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.request.prompt.len()
+    }
+
+    /// Whether its prompt is computed and its answer has not begun: where it can be branched.
+    pub fn is_prefilled(&self) -> bool {
+        self.outcome.is_some() && self.generated.is_empty()
     }
 
     /// Where the time went so far.

@@ -11,6 +11,7 @@ mod engine;
 mod error;
 mod generation;
 mod guide;
+mod limits;
 mod options;
 mod plans;
 mod prefix;
@@ -31,11 +32,12 @@ pub use generation::{
 };
 pub use guide::{Allowed, Guide, GuideError};
 pub use lily_plan::{Device, DeviceDescription, Plan, PlanClass, PlanOutput, Precision};
-pub use lily_sampling::{SamplingError, SamplingParameters};
+pub use lily_sampling::{MAXIMUM_ALTERNATIVES, SamplingError, SamplingParameters};
 pub use lily_text::{
     Detokenizer, OutputEvent, OutputParser, ParsedOutput, TemplateError, TextError, Tokenizer,
     ToolCall, parse_output,
 };
+pub use limits::RequestLimits;
 pub use options::{EngineOptions, PlanTransform};
 pub use score::Score;
 pub use session::Session;

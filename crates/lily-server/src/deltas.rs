@@ -1,8 +1,20 @@
 //! An answer in pieces, as they stream; and all pieces together, as an answer that does not.
 
-use crate::worker::{Event, Usage};
-use lily_engine::{FinishReason, OutputEvent, OutputParser};
+use lily_engine::{FinishReason, Finished, OutputEvent, OutputParser};
 use serde_json::{Value, json};
+
+/// Whether something else than the model ended an answer.
+fn is_cut(reason: &FinishReason) -> bool {
+    !matches!(
+        reason,
+        FinishReason::StopToken(_) | FinishReason::StopText(_)
+    )
+}
+
+/// Why an answer ended, as the API calls it.
+pub(crate) fn finish_reason(reason: &FinishReason) -> &'static str {
+    if is_cut(reason) { "length" } else { "stop" }
+}
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,33 +54,8 @@ impl Delta {
     }
 }
 
-/// How an answer ended.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
-    pub reason: &'static str,
-    pub usage: Usage,
-    pub reasoning_tokens: usize,
-}
-
-impl End {
-    /// As OpenAI's usage object.
-    pub fn usage_json(&self) -> Value {
-        let Usage {
-            prompt_tokens,
-            completion_tokens,
-            timings,
-        } = self.usage;
-        json!({
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": timings.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-        })
-    }
-}
-
 /// Takes an answer's text apart as it comes.
+#[derive(Clone)]
 pub(crate) struct Assembler {
     parser: OutputParser,
     /// What the ids of tool calls begin with.
@@ -89,41 +76,34 @@ impl Assembler {
         }
     }
 
-    /// The pieces that an event of the engine makes certain, and the end, if it is that.
-    pub fn take(
-        &mut self,
-        event: Event,
-    ) -> Result<(Vec<Delta>, Option<End>), lily_engine::EngineError> {
-        match event {
-            Event::Started => Ok((Vec::new(), None)),
-            Event::Token(token) => {
-                self.reasoning_tokens += usize::from(self.parser.is_reasoning());
-                let events = self.parser.push(&token.text);
-                Ok((self.deltas(events), None))
-            }
-            Event::Finished(finished, usage) => {
-                let is_cut = !matches!(
-                    finished.reason,
-                    FinishReason::StopToken(_) | FinishReason::StopText(_)
-                );
-                let mut events = self.parser.push(&finished.text);
-                events.extend(self.parser.finish(is_cut));
-                let deltas = self.deltas(events);
-                let end = End {
-                    reason: match finished.reason {
-                        FinishReason::StopToken(_) if self.calls > 0 => "tool_calls",
-                        FinishReason::StopToken(_) | FinishReason::StopText(_) => "stop",
-                        FinishReason::Length | FinishReason::Cancelled | FinishReason::Failed => {
-                            "length"
-                        }
-                    },
-                    usage,
-                    reasoning_tokens: self.reasoning_tokens,
-                };
-                Ok((deltas, Some(end)))
-            }
-            Event::Failed(error) => Err(error),
-        }
+    /// Gives the calls of another choice ids of their own.
+    pub fn rename(&mut self, choice: usize) {
+        self.answer = format!("{}_{choice}", self.answer);
+    }
+
+    /// Tokens that belonged to the reasoning so far.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.reasoning_tokens
+    }
+
+    /// The pieces that a token's text makes certain.
+    pub fn token(&mut self, text: &str) -> Vec<Delta> {
+        self.reasoning_tokens += usize::from(self.parser.is_reasoning());
+        let events = self.parser.push(text);
+        self.deltas(events)
+    }
+
+    /// The pieces that the end makes certain, and how it is called.
+    pub fn end(&mut self, finished: &Finished) -> (Vec<Delta>, &'static str) {
+        let is_cut = is_cut(&finished.reason);
+        let mut events = self.parser.push(&finished.text);
+        events.extend(self.parser.finish(is_cut));
+        let deltas = self.deltas(events);
+        let reason = match finish_reason(&finished.reason) {
+            "stop" if self.calls > 0 => "tool_calls",
+            reason => reason,
+        };
+        (deltas, reason)
     }
 
     fn deltas(&mut self, events: Vec<OutputEvent>) -> Vec<Delta> {

@@ -2,11 +2,12 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use lily_engine::{EngineError, TemplateError};
+use lily_constraint::ConstraintError;
+use lily_engine::{EngineError, SamplingError, TemplateError};
 use serde_json::{Value, json};
 
 /// An error of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
@@ -80,6 +81,24 @@ impl ApiError {
         )
     }
 
+    /// No key, or one that is not known.
+    pub fn unauthorized() -> Self {
+        let message =
+            "this server wants its API key, as a bearer token in the Authorization header";
+        Self::with_status(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
+    }
+
+    /// A grammar's or a schema's fault, in a field.
+    pub fn of_constraint(error: &ConstraintError) -> Self {
+        let param = match error {
+            ConstraintError::Schema { of: None, .. } => "response_format",
+            ConstraintError::Schema { of: Some(_), .. } => "tools",
+            ConstraintError::UnknownTool(_) | ConstraintError::NoTools => "tool_choice",
+            ConstraintError::Vocabulary(_) => "response_format",
+        };
+        Self::invalid(error.to_string()).of(param)
+    }
+
     /// As the object that OpenAI's clients read.
     pub fn to_json(&self) -> Value {
         json!({"error": {
@@ -105,6 +124,11 @@ impl IntoResponse for ApiError {
                 .headers_mut()
                 .insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
         }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
         response
     }
 }
@@ -125,9 +149,15 @@ impl From<EngineError> for ApiError {
                     .with_code("context_length_exceeded")
             }
             EngineError::EmptyPrompt => ApiError::invalid(message).of("messages"),
-            EngineError::Sampling(_) | EngineError::UnknownToken { .. } => {
-                ApiError::invalid(message)
+            EngineError::Sampling(error) => {
+                let invalid = ApiError::invalid(message);
+                match error {
+                    SamplingError::OutOfRange { parameter, .. } => invalid.of(parameter),
+                    SamplingError::Sampleable { .. } => invalid,
+                    _ => invalid.of("logit_bias"),
+                }
             }
+            EngineError::UnknownToken { .. } | EngineError::Guide(_) => ApiError::invalid(message),
             EngineError::MemoryExceeded { .. } => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
                     .with_code("out_of_memory")

@@ -6,25 +6,41 @@
 
 #![forbid(unsafe_code)]
 
+mod answering;
+mod body;
 mod chat;
+mod completions;
 mod deltas;
 mod error;
 mod fields;
 mod guard;
+mod listener;
+mod logprobs;
+mod metrics;
 mod models;
+mod prefix_metrics;
+mod request;
+mod tokens;
 mod worker;
 
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
-use axum::middleware;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use error::ApiError;
-use lily_engine::{DiskOptions, Engine, TextModel};
+use lily_constraint::Grammars;
+use lily_engine::{DiskOptions, Engine, EngineError, GenerationRequest, RequestLimits, TextModel};
+use metrics::Metrics;
+use request::Common;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
-use worker::Worker;
+use worker::{Answer, Refused, Worker};
+
+/// Most tokens of an answer that names no limit itself: what the makers of the model recommend to leave room for, and no
+/// more memory than that.
+const DEFAULT_MAX_TOKENS: usize = 32_768;
 
 /// How the server runs.
 #[derive(Clone, Debug)]
@@ -37,6 +53,16 @@ pub struct ServerOptions {
     pub most_bytes: usize,
     /// Where prefixes of conversations outlast the server, if they do.
     pub cache: Option<DiskOptions>,
+    /// Keys of which a request has to bring one; none has to, where there are none.
+    pub api_keys: Vec<String>,
+    /// Names of this machine, beside its addresses and `localhost`.
+    pub hosts: Vec<String>,
+    /// Sites whose pages may ask, such as `https://app.example`; `*` is any.
+    pub origins: Vec<String>,
+    /// Whether each request is told of on standard error: its route, status and time.
+    pub logs_requests: bool,
+    /// Whether prompts are written to standard error.
+    pub logs_text: bool,
 }
 
 impl Default for ServerOptions {
@@ -46,6 +72,11 @@ impl Default for ServerOptions {
             most_requests: 64,
             most_bytes: 8 << 20,
             cache: None,
+            api_keys: Vec::new(),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            logs_requests: false,
+            logs_text: false,
         }
     }
 }
@@ -54,10 +85,57 @@ impl Default for ServerOptions {
 struct Shared {
     worker: Worker,
     text: Arc<TextModel>,
-    context: usize,
+    limits: RequestLimits,
+    /// Made when they are first asked for: a large vocabulary takes a while.
+    grammars: OnceLock<Result<Grammars, ApiError>>,
+    metrics: Metrics,
     /// Seconds since 1970.
     started: u64,
     options: ServerOptions,
+}
+
+impl Shared {
+    /// What makes grammars for the model's vocabulary.
+    fn grammars(&self) -> Result<&Grammars, ApiError> {
+        let made = self.grammars.get_or_init(|| {
+            let tokenizer = self.text.tokenizer().clone();
+            Grammars::new(tokenizer, self.text.stop_ids())
+                .map_err(|error| ApiError::of_constraint(&error))
+        });
+        made.as_ref().map_err(Clone::clone)
+    }
+
+    /// Refuses what could never be answered; most tokens of the answer.
+    fn check(&self, prompt: &[u32], common: &Common) -> Result<usize, ApiError> {
+        self.limits.check(prompt)?;
+        common
+            .sampling
+            .validate(self.limits.vocabulary as u32)
+            .map_err(EngineError::from)?;
+        let most = self.limits.most_tokens(prompt.len())?;
+        Ok(common.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(most))
+    }
+
+    fn submit(&self, jobs: Vec<(GenerationRequest, Vec<u64>)>) -> Result<Answer, ApiError> {
+        self.worker.submit(jobs).map_err(|refused| match refused {
+            Refused::Overloaded => ApiError::overloaded(),
+            Refused::Stopping => ApiError::stopping(),
+        })
+    }
+
+    /// Says which of a client's fields mean nothing here. They are quoted, so that what a client calls a field is nothing
+    /// to the terminal.
+    fn log_ignored(&self, fields: &[String]) {
+        if !fields.is_empty() {
+            eprintln!("lily: fields that are not known were ignored: {fields:?}");
+        }
+    }
+
+    fn log_text(&self, what: &str, text: &str) {
+        if self.options.logs_text {
+            eprintln!("lily: {what} {text:?}");
+        }
+    }
 }
 
 /// Answers requests at `listener` until the process is asked to end (Ctrl-C, SIGTERM).
@@ -105,11 +183,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
     let text = engine.text().clone();
-    let context = engine.context();
+    let limits = engine.limits();
     let shared = Arc::new(Shared {
         worker: Worker::start(engine, options.most_requests, options.cache.as_ref())?,
         text,
-        context,
+        limits,
+        grammars: OnceLock::new(),
+        metrics: Metrics::new(),
         started: seconds_since_1970(),
         options,
     });
@@ -118,23 +198,35 @@ pub async fn serve(
         shutdown.await;
         ending.worker.stop();
     };
-    let served = axum::serve(listener, router(shared.clone()))
-        .with_graceful_shutdown(shutdown)
-        .await;
+    let served = listener::serve(listener, router(shared.clone()), shutdown).await;
     shared.worker.end();
     served
 }
 
 fn router(shared: Arc<Shared>) -> Router {
-    let most_bytes = shared.options.most_bytes;
+    // Behind the key, if there is one.
+    let api = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::one))
+        .route("/v1/chat/completions", post(chat::complete))
+        .route("/v1/completions", post(completions::complete))
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/apply-template", post(tokens::apply_template))
+        .route("/metrics", get(metrics::metrics))
+        .route_layer(from_fn_with_state(shared.clone(), guard::require_key));
     Router::new()
         .route("/health", get(models::health))
-        .route("/v1/models", get(models::list))
-        .route("/v1/chat/completions", post(chat::complete))
+        .merge(api)
         .fallback(async || ApiError::not_found("there is nothing at this address"))
         .method_not_allowed_fallback(async || ApiError::method_not_allowed())
-        .layer(DefaultBodyLimit::max(most_bytes))
-        .layer(middleware::from_fn(guard::refuse_foreign_hosts))
+        .layer(DefaultBodyLimit::max(shared.options.most_bytes))
+        .layer(from_fn_with_state(shared.clone(), metrics::count))
+        .layer(guard::cors(&shared.options.origins))
+        .layer(from_fn_with_state(
+            shared.clone(),
+            guard::refuse_foreign_hosts,
+        ))
         .with_state(shared)
 }
 

@@ -1,255 +1,15 @@
 //! The server as clients meet it: over sockets, with the embedded model on the CPU.
 
-use lily_checkpoint::Checkpoint;
-use lily_cpu::{CpuDevice, CpuOptions};
-use lily_engine::{Engine, EngineOptions, TextModel};
-use lily_server::{ServerOptions, serve};
-use lily_testing::repository;
+mod support;
+
+use lily_server::ServerOptions;
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::sync::{Arc, OnceLock};
+use std::io::Read;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
-
-/// A server, and what stops it.
-struct Server {
-    address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Server {
-    fn start(options: ServerOptions) -> Self {
-        let checkpoint = Arc::new(Checkpoint::open(&repository("models/lily-tiny")).unwrap());
-        let text = Arc::new(TextModel::load(&checkpoint).unwrap());
-        let device = CpuDevice::new(checkpoint, &CpuOptions::default()).unwrap();
-        let model = device.model().clone();
-        let context = EngineOptions {
-            context: Some(4_096),
-            prefill_chunk: 64,
-            snapshots: true,
-            ..EngineOptions::default()
-        };
-        let engine = Engine::new(Box::new(device), model, text, context).unwrap();
-        let (stop, stopped) = oneshot::channel();
-        let (told, address) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(async move {
-                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-                told.send(listener.local_addr().unwrap()).unwrap();
-                let stopped = async move {
-                    let _ = stopped.await;
-                };
-                serve(listener, engine, options, stopped).await.unwrap();
-            });
-        });
-        Server {
-            address: address.recv().unwrap(),
-            stop: Some(stop),
-            thread: Some(thread),
-        }
-    }
-
-    fn send(&self, head: &str, body: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(self.address).unwrap();
-        stream
-            .set_read_timeout(Some(Duration::from_secs(120)))
-            .unwrap();
-        let length = body.len();
-        let text = format!("{head}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
-        // A server may answer, and close, before it has read all.
-        let _ = stream.write_all(text.as_bytes());
-        stream
-    }
-
-    fn ask(&self, head: &str, body: &str) -> Reply {
-        let mut all = Vec::new();
-        // A body that is too long is not read to its end, and the connection is reset.
-        let _ = self.send(head, body).read_to_end(&mut all);
-        Reply::parse(&String::from_utf8(all).unwrap())
-    }
-
-    fn get(&self, path: &str) -> Reply {
-        self.ask(
-            &format!("GET {path} HTTP/1.1\r\nHost: {}", self.address),
-            "",
-        )
-    }
-
-    fn post(&self, body: &Value) -> Reply {
-        self.ask(&self.chat_head(), &body.to_string())
-    }
-
-    fn chat_head(&self) -> String {
-        format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json",
-            self.address
-        )
-    }
-
-    fn requests(&self) -> u64 {
-        self.get("/health").json()["requests"].as_u64().unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-struct Reply {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Reply {
-    fn parse(text: &str) -> Self {
-        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-        let head = head.to_ascii_lowercase();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        let body = if head.contains("transfer-encoding: chunked") {
-            unchunked(body)
-        } else {
-            body.to_string()
-        };
-        Reply { status, head, body }
-    }
-
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
-    }
-
-    /// The events of a stream, its end left out.
-    fn events(&self) -> Vec<Value> {
-        let data = self
-            .body
-            .lines()
-            .filter_map(|line| line.strip_prefix("data: "));
-        let mut data: Vec<&str> = data.collect();
-        assert_eq!(data.pop(), Some("[DONE]"));
-        data.into_iter()
-            .map(|data| serde_json::from_str(data).unwrap())
-            .collect()
-    }
-}
-
-fn unchunked(mut body: &str) -> String {
-    let mut all = String::new();
-    while let Some((length, rest)) = body.split_once("\r\n") {
-        let length = usize::from_str_radix(length.trim(), 16).unwrap();
-        if length == 0 {
-            break;
-        }
-        all.push_str(&rest[..length]);
-        body = &rest[length + 2..];
-    }
-    all
-}
-
-fn server() -> &'static Server {
-    static SERVER: OnceLock<Server> = OnceLock::new();
-    SERVER.get_or_init(|| {
-        Server::start(ServerOptions {
-            model: "lily-tiny".into(),
-            ..ServerOptions::default()
-        })
-    })
-}
-
-fn question(text: &str) -> Value {
-    json!({
-        "model": "lily-tiny",
-        "messages": [{"role": "user", "content": text}],
-        "temperature": 0,
-        "max_tokens": 200,
-        "chat_template_kwargs": {"enable_thinking": false},
-    })
-}
-
-/// An answer that does not end by itself for minutes.
-fn endless() -> Value {
-    let checkpoint = Checkpoint::open(&repository("models/lily-tiny")).unwrap();
-    let text = TextModel::load(&checkpoint).unwrap();
-    let mut request = question("Tell me a story.");
-    request["max_tokens"] = 3_000.into();
-    for id in text.stop_ids() {
-        request["logit_bias"][id.to_string()] = json!(-100);
-    }
-    request
-}
-
-fn tools() -> Value {
-    serde_json::from_str(
-        &std::fs::read_to_string(repository("models/lily-tiny/tools.json")).unwrap(),
-    )
-    .unwrap()
-}
-
-/// A stream's message, put together as clients do it.
-fn together(events: &[Value]) -> Value {
-    let mut message = json!({"role": null, "content": ""});
-    for event in events {
-        let Some(delta) = event["choices"].get(0).map(|choice| &choice["delta"]) else {
-            continue;
-        };
-        for (key, value) in delta.as_object().unwrap() {
-            match key.as_str() {
-                "role" => message["role"] = value.clone(),
-                "tool_calls" => {
-                    for call in value.as_array().unwrap() {
-                        let index = call["index"].as_u64().unwrap() as usize;
-                        if message.get("tool_calls").is_none() {
-                            message["tool_calls"] = json!([]);
-                        }
-                        let calls = message["tool_calls"].as_array_mut().unwrap();
-                        if calls.len() == index {
-                            let mut begun = call.clone();
-                            begun.as_object_mut().unwrap().remove("index");
-                            calls.push(begun);
-                        } else {
-                            let more = call["function"]["arguments"].as_str().unwrap();
-                            let so_far = calls[index]["function"]["arguments"].as_str().unwrap();
-                            calls[index]["function"]["arguments"] =
-                                format!("{so_far}{more}").into();
-                        }
-                    }
-                }
-                text => {
-                    let so_far = message
-                        .get(text)
-                        .and_then(Value::as_str)
-                        .unwrap_or_default();
-                    message[text] = format!("{so_far}{}", value.as_str().unwrap()).into();
-                }
-            }
-        }
-    }
-    if message["content"] == "" && message.get("tool_calls").is_some() {
-        message["content"] = Value::Null;
-    }
-    message
-}
-
-/// Ids of tool calls are an answer's own.
-fn without_ids(mut message: Value) -> Value {
-    if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
-        for call in calls {
-            assert!(call["id"].as_str().unwrap().starts_with("call_"));
-            call["id"] = Value::Null;
-        }
-    }
-    message
-}
+use support::{
+    Reply, Server, cached, endless, question, server, together, tools, wait_until, without_ids,
+};
 
 #[test]
 fn it_answers_and_says_what_it_took() {
@@ -407,25 +167,25 @@ fn mistakes_are_named_and_never_the_servers() {
             Some("temperature"),
             "a number",
         ),
-        (with("temperature", json!(-1)), 400, None, "temperature"),
-        (with("top_p", json!(7)), 400, None, "top_p"),
+        (
+            with("temperature", json!(-1)),
+            400,
+            Some("temperature"),
+            "temperature",
+        ),
+        (with("top_p", json!(7)), 400, Some("top_p"), "top_p"),
         (
             with("max_tokens", json!(0)),
             400,
             Some("max_tokens"),
             "at least 1",
         ),
-        (
-            with("stop", json!(["a", ""])),
-            400,
-            Some("stop"),
-            "one to four",
-        ),
+        (with("stop", json!(["a", ""])), 400, Some("stop"), "up to 4"),
         (
             with("stop", json!(["a", "b", "c", "d", "e"])),
             400,
             Some("stop"),
-            "one to four",
+            "up to 4",
         ),
         (
             with("logit_bias", json!({"x": 1})),
@@ -433,17 +193,44 @@ fn mistakes_are_named_and_never_the_servers() {
             Some("logit_bias.x"),
             "token's id",
         ),
-        (with("n", json!(2)), 400, Some("n"), "not supported"),
+        (with("n", json!(17)), 400, Some("n"), "at most 16"),
         (
-            with("response_format", json!({"type": "json_object"})),
+            with("response_format", json!({"type": "yaml"})),
+            400,
+            Some("response_format.type"),
+            "json_schema",
+        ),
+        (
+            with(
+                "response_format",
+                json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "wizard"}}}),
+            ),
             400,
             Some("response_format"),
-            "not supported",
+            "wizard",
         ),
         (
             with("tool_choice", json!("required")),
             400,
             Some("tool_choice"),
+            "no tools",
+        ),
+        (
+            with("top_logprobs", json!(3)),
+            400,
+            Some("top_logprobs"),
+            "logprobs is true",
+        ),
+        (
+            with("stream_options", json!({"include_usage": true})),
+            400,
+            Some("stream_options"),
+            "stream is true",
+        ),
+        (
+            with("ignore_eos", json!(true)),
+            400,
+            Some("ignore_eos"),
             "not supported",
         ),
         (
@@ -546,12 +333,6 @@ fn other_sites_may_not_ask() {
     ] {
         assert_eq!(server().ask(head, "").status, status, "{head}");
     }
-}
-
-fn cached(body: &Value) -> u64 {
-    body["usage"]["prompt_tokens_details"]["cached_tokens"]
-        .as_u64()
-        .unwrap()
 }
 
 /// Each turn of a conversation computes what is new and a chunk at most; so does a turn that is asked again, one whose
@@ -668,17 +449,6 @@ fn a_client_that_goes_costs_nothing_more() {
         wait_until(|| server.requests() == 0);
     }
     assert_eq!(server.post(&question("What is 38 + 47?")).status, 200);
-}
-
-fn wait_until(condition: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !condition() {
-        assert!(
-            started.elapsed() < Duration::from_secs(10),
-            "it does not come"
-        );
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// What streams when the server stops is ended as streams end.

@@ -12,12 +12,13 @@ use std::path::Path;
 
 /// Runs the subcommand.
 pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Failure> {
-    if !arguments.host.is_loopback() {
+    let api_keys = api_keys(arguments)?;
+    if !arguments.host.is_loopback() && api_keys.is_empty() {
         return Err(Failure::usage(format!(
-            "--host {} may be reached by other machines, and requests are not authenticated",
+            "--host {} may be reached by other machines, and no key is set",
             arguments.host
         ))
-        .help("give 127.0.0.1 or ::1"));
+        .help("set LILY_API_KEY or --api-key-file, or listen to 127.0.0.1 or ::1"));
     }
     // An address that is not to be had is told before a model is read.
     let wanted = SocketAddr::new(arguments.host, arguments.port);
@@ -33,12 +34,9 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let mut opened = open(model, &arguments.device, opening, console.status())?;
     console.status().end();
     introduce(&mut console, &mut opened);
-    let cache = arguments.cache_dir.as_ref().map(|directory| {
-        DiskOptions::new(
-            directory.clone(),
-            arguments.cache_size,
-            opened.name.identity.clone(),
-        )
+    let cache = arguments.cache.cache_dir.as_ref().map(|directory| {
+        let (most_bytes, model) = (arguments.cache.cache_size, opened.name.identity.clone());
+        DiskOptions::new(directory.clone(), most_bytes, model)
     });
     if let Some(cache) = &cache {
         console.note(&format!(
@@ -51,17 +49,59 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     console.note(&format!(
         "lily: listening at http://{address}/v1, as model {name}"
     ));
+    let key = if api_keys.is_empty() {
+        ""
+    } else {
+        " -H \"Authorization: Bearer $LILY_API_KEY\""
+    };
     console.note(&format!(
-        "lily: try  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\\n            \
+        "lily: try  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n            \
          -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"What is 38 + 47?\"}}]}}'"
     ));
     let options = ServerOptions {
         model: name.clone(),
         most_requests: arguments.most_requests,
         cache,
+        api_keys,
+        hosts: arguments.access.allow_host.clone(),
+        origins: arguments.access.allow_origin.clone(),
+        logs_requests: arguments.verbose,
+        logs_text: arguments.log_prompts,
         ..ServerOptions::default()
     };
     lily_server::run(listener, opened.engine, options).map_err(failed)
+}
+
+/// The keys that requests may bring: those of the file, and that of the environment.
+fn api_keys(arguments: &ServeArguments) -> Result<Vec<String>, Failure> {
+    let mut keys = Vec::new();
+    if let Some(path) = &arguments.access.api_key_file {
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::usage(format!("--api-key-file {shown} cannot be read")).because(&error)
+        })?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        keys.extend(lines.map(String::from));
+        if keys.is_empty() {
+            return Err(Failure::usage(format!("--api-key-file {shown} has no key"))
+                .help("write one on a line"));
+        }
+    }
+    keys.extend(
+        std::env::var("LILY_API_KEY")
+            .ok()
+            .filter(|key| !key.is_empty()),
+    );
+    if keys
+        .iter()
+        .any(|key| !key.bytes().all(|byte| byte.is_ascii_graphic()))
+    {
+        return Err(
+            Failure::usage("an API key has characters that a header cannot carry")
+                .help("letters, digits and punctuation alone, no spaces"),
+        );
+    }
+    Ok(keys)
 }
 
 fn introduce(console: &mut Console, opened: &mut Opened) {

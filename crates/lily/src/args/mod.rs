@@ -1,15 +1,16 @@
 //! The command line's grammar.
 
 mod device;
+mod serve;
 mod values;
 
 pub use device::{DeviceArguments, DeviceChoice, PrecisionChoice, WatchArguments, switches};
+pub use serve::ServeArguments;
 pub use values::TopK;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::net::IpAddr;
 use std::path::PathBuf;
-use values::{bytes, logit_bias, part_of_a_name, positive, positive_up_to};
+use values::{logit_bias, part_of_a_name, positive, positive_up_to};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -284,49 +285,6 @@ pub struct InspectArguments {
     #[arg(long)]
     pub json: bool,
     /// How and where it would run
-    #[command(flatten)]
-    pub device: DeviceArguments,
-}
-
-/// Arguments of `lily serve`.
-#[derive(Debug, Args)]
-#[command(
-    about = "Serve the programs of this machine, with OpenAI's API",
-    long_about = "Serve the programs of this machine, with OpenAI's API: chat completions, streaming and not, with \
-                  reasoning and tool calls. Requests are answered in turns. They are not authenticated: the server \
-                  listens to this machine alone. Ctrl-C ends it.",
-    after_help = format!("\
-Examples:
-  lily serve
-  lily serve --port 9000 --context 32768
-  lily serve --cache-dir ~/.cache/lily
-
-{EXIT_CODES}")
-)]
-pub struct ServeArguments {
-    /// Where to listen: an address of this machine that only this machine reaches
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
-    /// Port; 0 takes one that is free
-    #[arg(long, default_value = "8080")]
-    pub port: u16,
-    /// The model's name for clients [default: that of its directory]
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
-    /// Longest conversation, in tokens [default: what the model was made for]
-    #[arg(long, value_name = "TOKENS", value_parser = positive)]
-    pub context: Option<usize>,
-    /// Requests that are answered or wait; one more is told to come back later
-    #[arg(long, value_name = "N", default_value = "64", value_parser = positive_up_to::<10_000>)]
-    pub most_requests: usize,
-    /// Directory where beginnings of conversations outlast the server: a prompt that begins as one did goes on from there.
-    /// Others on this machine cannot read what is written
-    #[arg(long, value_name = "DIRECTORY")]
-    pub cache_dir: Option<PathBuf>,
-    /// Most bytes of that directory's files, such as 16GiB or 500MB: those used longest ago go
-    #[arg(long, value_name = "BYTES", default_value = "16GiB", value_parser = bytes, requires = "cache_dir")]
-    pub cache_size: u64,
-    /// How and where to run
     #[command(flatten)]
     pub device: DeviceArguments,
 }

@@ -1,0 +1,43 @@
+//! A request's body.
+
+use crate::error::ApiError;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use serde_json::Value;
+use std::time::Duration;
+
+/// Longest that a body may take to arrive.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// The body as JSON, which it must be said to be: a page's form cannot say so without asking first.
+///
+/// # Errors
+/// 400 for what is not JSON, 408 where it does not arrive, 413 where it is too long, 415 for another content type.
+pub(crate) async fn json(request: Request) -> Result<Value, ApiError> {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let essence = kind.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        let message = "the content type must be application/json";
+        return Err(ApiError::with_status(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            message,
+        ));
+    }
+    let bytes = tokio::time::timeout(LONGEST, Bytes::from_request(request, &()))
+        .await
+        .map_err(|_| {
+            let message = format!("the body did not arrive within {} s", LONGEST.as_secs());
+            ApiError::with_status(StatusCode::REQUEST_TIMEOUT, message)
+        })?
+        .map_err(|error| match error {
+            BytesRejection::FailedToBufferBody(error) => {
+                ApiError::with_status(error.status(), error.body_text())
+            }
+            error => ApiError::with_status(StatusCode::BAD_REQUEST, error.body_text()),
+        })?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))
+}

@@ -56,6 +56,14 @@ struct Parked {
     stored: Stored,
 }
 
+impl Parked {
+    /// Bytes of the memory budget that it takes.
+    fn bytes(&self, engine: &Engine) -> u64 {
+        let snapshots = self.session.snapshots().0 as u64;
+        self.session.reservation.bytes() + snapshots * engine.snapshot_bytes()
+    }
+}
+
 /// How much of a session is on disk.
 enum Stored {
     Nothing,
@@ -114,13 +122,10 @@ impl PrefixCache {
         limits.check(&request.prompt)?;
         request.sampling.validate(limits.vocabulary as u32)?;
         let needed = engine.positions_of(request);
-        let session = match self.session_for(engine, &request.prompt, needed) {
-            Some(session) => Some(session),
-            None => {
-                self.make_room(engine, engine.session_bytes(needed));
-                None
-            }
-        };
+        let session = self.session_for(engine, &request.prompt, needed)?;
+        if session.is_none() {
+            self.make_room(engine, engine.session_bytes(needed));
+        }
         self.make_room_for_snapshots(engine, &request.prompt, needed, session.as_ref());
         let generation = engine.start(session, request.clone(), cancel.clone())?;
         let cached = generation.timings().cached_tokens as u64;
@@ -173,24 +178,29 @@ impl PrefixCache {
     }
 
     /// A session that has some of the prompt, with memory set aside for `needed` positions; none where there is none.
+    ///
+    /// # Errors
+    /// Where it has to wait for the memory of answers that are not complete.
     fn session_for(
         &mut self,
         engine: &mut Engine,
         prompt: &[u32],
         needed: usize,
-    ) -> Option<Session> {
+    ) -> Result<Option<Session>, EngineError> {
         let parked = self.parked.iter();
         let usable = parked.map(|parked| parked.session.usable(prompt));
         // The latest of equals.
         let best = usable.enumerate().rev().max_by_key(|(_, usable)| *usable);
         let (index, usable) = best.unwrap_or((0, 0));
         if let Some(session) = self.read(engine, prompt, usable, needed) {
-            return Some(session);
+            return Ok(Some(session));
         }
         if usable == 0 {
-            return None;
+            return Ok(None);
         }
-        let mut found = self.parked.remove(index)?;
+        let Some(mut found) = self.parked.remove(index) else {
+            return Ok(None);
+        };
         self.abandon(&mut found);
         let whole = engine.session_bytes(needed);
         // Another request may come back for what it has beyond that: a copy goes on, where memory is there for it.
@@ -200,7 +210,7 @@ impl PrefixCache {
         {
             found.since = Instant::now();
             self.parked.push_front(found);
-            return Some(copy);
+            return Ok(Some(copy));
         }
         let grows = found.session.capacity() >= needed;
         let held = if grows {
@@ -209,21 +219,30 @@ impl PrefixCache {
             0
         };
         let more = whole.saturating_sub(held);
-        if !self.make_room(engine, more) {
+        let parked = self.bytes(engine) + found.bytes(engine);
+        let is_busy = engine.memory().sessions > parked;
+        if !self.make_room(engine, more) && !is_busy {
             // Its other snapshots are the next to go.
             found.session.kept.retain(|kept| kept.position() == usable);
         }
-        let is_ready = match grows {
+        let ready = match grows {
             true => engine.grow(&mut found.session, needed),
             false => engine.enlarge(&mut found.session, usable, needed),
         };
-        if is_ready.is_ok() {
-            return Some(found.session);
+        match ready {
+            Ok(()) => Ok(Some(found.session)),
+            // Others will give theirs back.
+            Err(error @ EngineError::MemoryExceeded { .. }) if is_busy => {
+                self.parked.insert(index.min(self.parked.len()), found);
+                Err(error)
+            }
+            Err(_) => {
+                // It goes as others do, for one that begins anew.
+                self.parked.push_back(found);
+                self.evict(engine);
+                Ok(None)
+            }
         }
-        // It goes as others do, for one that begins anew.
-        self.parked.push_back(found);
-        self.evict(engine);
-        None
     }
 
     /// A session from disk, where that has enough more of the prompt than `usable` tokens.
@@ -241,6 +260,8 @@ impl PrefixCache {
         if position < usable + engine.options().prefill_chunk {
             return None;
         }
+        // What goes for it may be written in another's place, and not in this one's.
+        disk.touch(&path);
         self.make_room(
             engine,
             engine.session_bytes(needed) + engine.snapshot_bytes(),
@@ -268,11 +289,7 @@ impl PrefixCache {
 
     /// Lets parked sessions go until `bytes` are free; false where they cannot be, and then none goes.
     fn make_room(&mut self, engine: &mut Engine, bytes: u64) -> bool {
-        let parked = self.parked.iter().map(|Parked { session, .. }| {
-            let snapshots = session.snapshots().0 as u64;
-            session.reservation.bytes() + snapshots * engine.snapshot_bytes()
-        });
-        if engine.memory().free() + parked.sum::<u64>() < bytes {
+        if engine.memory().free() + self.bytes(engine) < bytes {
             return false;
         }
         while engine.memory().free() < bytes {
@@ -281,6 +298,11 @@ impl PrefixCache {
             }
         }
         true
+    }
+
+    /// Bytes of the memory budget that all parked sessions take.
+    fn bytes(&self, engine: &Engine) -> u64 {
+        self.parked.iter().map(|parked| parked.bytes(engine)).sum()
     }
 
     /// Lets the session go that was used longest ago; false where there is none.

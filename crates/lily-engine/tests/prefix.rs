@@ -307,3 +307,31 @@ fn parked_sessions_live_in_the_memory_budget() {
     drop(cache);
     assert_eq!(engine.memory().sessions, 0);
 }
+
+/// A request that has to wait for others' memory finds its session where it was.
+#[test]
+fn who_waits_for_memory_loses_nothing() {
+    let mut engine = engine_with(|options| {
+        options.prefill_chunk = CHUNK;
+        options.snapshots = true;
+        options.context = Some(4_096);
+        options.memory_limit = Some(64 << 20);
+    });
+    let mut cache = PrefixCache::default();
+    let first = prompt(60, 1);
+    turn(&mut engine, &mut cache, &first);
+    let others: Vec<Session> = std::iter::from_fn(|| engine.open_session(64).ok()).collect();
+    assert!(!others.is_empty());
+    let before = cache.figures();
+    let mut long = request(&[first.clone(), prompt(20, 2)].concat());
+    long.max_tokens = Some(2_000);
+    let cancel = CancelFlag::default();
+    for _ in 0..2 {
+        let waits = cache.start(&mut engine, &long, &cancel);
+        assert!(matches!(waits, Err(EngineError::MemoryExceeded { .. })));
+        assert_eq!(cache.figures(), before);
+    }
+    drop(others);
+    let generation = cache.start(&mut engine, &long, &cancel).unwrap();
+    assert_eq!(generation.timings().cached_tokens, 48);
+}

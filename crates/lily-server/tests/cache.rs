@@ -4,7 +4,7 @@ mod support;
 
 use lily_engine::DiskOptions;
 use lily_server::ServerOptions;
-use support::{Server, question};
+use support::{Server, cached, question};
 
 #[test]
 fn a_server_that_starts_again_goes_on_from_what_it_knew() {
@@ -37,11 +37,6 @@ fn a_server_that_starts_again_goes_on_from_what_it_knew() {
     let expected = first.post(&request).json();
     let tokens = expected["usage"]["prompt_tokens"].as_u64().unwrap();
     assert!(tokens > 300, "{expected}");
-    let cached = |reply: &serde_json::Value| {
-        reply["usage"]["prompt_tokens_details"]["cached_tokens"]
-            .as_u64()
-            .unwrap()
-    };
     assert_eq!(cached(&expected), 0);
     assert_eq!(figure(&first, "lily_disk_prefixes"), 0);
     // It is written when the server ends.

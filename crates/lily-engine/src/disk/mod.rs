@@ -225,7 +225,6 @@ impl Disk {
             Ok((session, bytes)) => {
                 self.figures.reads += 1;
                 self.figures.read_bytes += bytes;
-                self.touch(path);
                 Some(session)
             }
             Err(Unread::Memory) => None,
@@ -250,9 +249,11 @@ impl Disk {
         // It may be another than it was.
         let (mut file, stored) = open_stored(path, self.kind)?;
         let known = self.entries.iter().find(|entry| entry.path == path);
-        let known = known.and_then(|entry| entry.stored.as_ref());
-        if known.is_none_or(|known| known.tokens != stored.tokens || known.header != stored.header)
-        {
+        let Some(known) = known.and_then(|entry| entry.stored.as_ref()) else {
+            // It went for what was written since it was found.
+            return Err(Unread::Memory);
+        };
+        if known.tokens != stored.tokens || known.header != stored.header {
             return Err(Unread::Bad("it has changed".into()));
         }
         let mut session = engine.open_session(capacity)?;
@@ -286,14 +287,14 @@ impl Disk {
         Ok((session, read))
     }
 
-    /// Notes that a file was of use: here, and for processes to come.
-    fn touch(&mut self, path: &Path) {
+    /// Notes that a file is of use: here, and for processes to come.
+    pub fn touch(&mut self, path: &Path) {
         let now = SystemTime::now();
         let mut entries = self.entries.iter_mut();
         if let Some(entry) = entries.find(|entry| entry.path == path) {
             entry.used = now;
         }
-        // Of use it was all the same.
+        // Of use it is all the same.
         let _ = File::options()
             .append(true)
             .open(path)

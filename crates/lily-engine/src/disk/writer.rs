@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TryIter, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// So many parts may wait for the disk.
-const WAITING: usize = 8;
+/// So many parts may wait for the disk: they take memory beside the budget, a snapshot's the most.
+const WAITING: usize = 1;
 
 enum Message {
     /// Another file, to be written beside its place and moved there when it is whole.

@@ -334,4 +334,11 @@ fn who_waits_for_memory_loses_nothing() {
     drop(others);
     let generation = cache.start(&mut engine, &long, &cancel).unwrap();
     assert_eq!(generation.timings().cached_tokens, 48);
+    // Parked, it takes what it holds, and not what it might have become.
+    cancel.cancel();
+    let session = engine.run(generation, |_| {}).unwrap().into_session();
+    let active = engine.memory().sessions;
+    cache.park(&mut engine, session);
+    assert_eq!(cache.figures().parked_bytes, before.parked_bytes);
+    assert!(engine.memory().sessions < active);
 }

@@ -1,4 +1,5 @@
-//! What the cache of prefixes is worth: `lily-tiny` on the CPU. Prints the figures of `docs/performance.md`.
+//! What the cache of prefixes is worth: `lily-tiny` on the CPU. Prints the figures of `docs/performance.md`: all, or those
+//! that arguments name (`first`, `turns`, `cuts`).
 
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions};
@@ -172,7 +173,15 @@ fn cuts() {
 }
 
 fn main() {
-    first_tokens();
-    ten_turns();
-    cuts();
+    let named: Vec<String> = std::env::args().skip(1).collect();
+    let parts: [(&str, fn()); 3] = [
+        ("first", first_tokens),
+        ("turns", ten_turns),
+        ("cuts", cuts),
+    ];
+    for (name, measure) in parts {
+        if named.is_empty() || named.iter().any(|named| named == name) {
+            measure();
+        }
+    }
 }

@@ -225,6 +225,9 @@ fn a_turn_computes_what_is_new() {
     assert_eq!((figures.requests, figures.hits), (14, 13));
     let computed = (figures.prompt_tokens - figures.cached_tokens) as usize;
     assert!(computed < 100 + computed_in_all + 14 * CHUNK / 4);
+    // Another conversation begins as this one did, long before its end.
+    let other = opened(&[message(75, 1), message(30, 77)].concat());
+    check_turn(&mut engine, &mut cache, &other, 75);
 }
 
 #[test]

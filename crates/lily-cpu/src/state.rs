@@ -6,8 +6,8 @@
 use crate::arena::Output;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
 use lily_plan::{
-    DeviceError, Precision, SessionBytes, SessionState, Snapshot, StateCopy, StateSlot, own_cache,
-    own_snapshot,
+    DeviceError, Precision, SessionBytes, SessionState, Snapshot, StateCopy, StateSlot,
+    check_length, check_positions, own_cache, own_snapshot,
 };
 use memmap2::{MmapMut, MmapOptions};
 use std::any::Any;
@@ -165,6 +165,22 @@ impl CpuState {
         })
     }
 
+    /// The bytes of a cache that hold some positions, head by head.
+    fn byte_rows(&self, positions: Range<usize>) -> Vec<Range<usize>> {
+        let (heads, width) = self.cache_shape;
+        let row = width * self.precision.activation().bytes();
+        let rows = |head| {
+            let start = head * self.capacity;
+            (start + positions.start) * row..(start + positions.end) * row
+        };
+        (0..heads).map(rows).collect()
+    }
+
+    /// Bytes of a position in all caches.
+    fn position_bytes(&self) -> usize {
+        self.bytes.each_position as usize
+    }
+
     /// Moves on by `rows`: the next copies become the live ones.
     pub fn commit(&mut self, rows: usize) {
         self.position += rows;
@@ -188,6 +204,14 @@ impl Snapshot for CpuSnapshot {
     fn bytes(&self) -> u64 {
         let elements = self.layers.iter().flatten().map(Vec::len);
         4 * elements.sum::<usize>() as u64
+    }
+
+    fn export(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.bytes() as usize);
+        for values in self.layers.iter().flatten() {
+            bytes.extend_from_slice(bytemuck::cast_slice(values));
+        }
+        bytes
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -370,6 +394,75 @@ impl SessionState for CpuState {
         self.touched = self.touched.max(positions);
         self.undoable = None;
         Ok(())
+    }
+
+    fn export_cache(&self, positions: Range<usize>) -> Result<Vec<u8>, DeviceError> {
+        check_positions(&positions, self.position)?;
+        let rows = self.byte_rows(positions.clone());
+        let mut bytes = Vec::with_capacity(self.position_bytes() * positions.len());
+        for layer in &self.layers {
+            if let LayerState::Attention { keys, values } = layer {
+                for memory in [keys, values] {
+                    rows.iter()
+                        .for_each(|rows| bytes.extend_from_slice(&memory[rows.clone()]));
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn import_cache(&mut self, positions: Range<usize>, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_positions(&positions, self.capacity)?;
+        let expected = self.position_bytes() * positions.len();
+        check_length("positions of a cache", bytes, expected)?;
+        let rows = self.byte_rows(positions.clone());
+        let mut rest = bytes;
+        for layer in &mut self.layers {
+            if let LayerState::Attention { keys, values } = layer {
+                for memory in [keys, values] {
+                    for rows in &rows {
+                        let (these, others) = rest.split_at(rows.len());
+                        memory[rows.clone()].copy_from_slice(these);
+                        rest = others;
+                    }
+                }
+            }
+        }
+        self.touched = self.touched.max(positions.end);
+        self.undoable = None;
+        Ok(())
+    }
+
+    fn import_snapshot(
+        &self,
+        position: usize,
+        bytes: &[u8],
+    ) -> Result<Box<dyn Snapshot>, DeviceError> {
+        let lengths = self.layers.iter().filter_map(|layer| match layer {
+            LayerState::GatedDelta { history, recurrent } => {
+                Some([history[0].len(), recurrent[0].len()])
+            }
+            LayerState::Attention { .. } => None,
+        });
+        let lengths: Vec<_> = lengths.collect();
+        let elements: usize = lengths.iter().flatten().sum();
+        check_length("a snapshot", bytes, elements * size_of::<f32>())?;
+        let mut rest = bytes;
+        let mut take = |length: usize| {
+            let (these, others) = rest.split_at(length * size_of::<f32>());
+            rest = others;
+            // A copy, as the bytes need not be aligned.
+            let mut values = vec![0.0f32; length];
+            bytemuck::cast_slice_mut(&mut values).copy_from_slice(these);
+            values
+        };
+        Ok(Box::new(CpuSnapshot {
+            position,
+            layers: lengths
+                .into_iter()
+                .map(|both| both.map(&mut take))
+                .collect(),
+        }))
     }
 
     fn reset(&mut self) {

@@ -140,6 +140,7 @@ fn a_session_made_of_what_another_holds_goes_on_like_it() {
 fn sessions_go_back_to_snapshots_and_share_caches() {
     for precision in [Precision::F32, Precision::Bf16] {
         on(tiny(), precision, &native()).check_snapshots();
+        on(tiny(), precision, &native()).check_exports();
     }
 }
 

@@ -78,6 +78,7 @@ fn check(quick: bool) {
     }
     println!("600 tokens ahead: the same as one by one");
     runner.check_snapshots();
+    runner.check_exports();
     println!("snapshots: gone back to, and shared");
     // The real layers' dimensions, with fewer experts and a small vocabulary: the reference is slow.
     let real = Synthetic::small(json!({

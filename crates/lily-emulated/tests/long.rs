@@ -212,7 +212,9 @@ fn sessions_go_back_to_snapshots_and_share_caches() {
     for precision in BOTH {
         let device = device(&checkpoint, EmulatedOptions::default());
         let model = device.model().clone();
-        Runner::new(device, model, precision).check_snapshots();
+        let mut runner = Runner::new(device, model, precision);
+        runner.check_snapshots();
+        runner.check_exports();
     }
 }
 

@@ -123,6 +123,27 @@ impl Budget {
     }
 }
 
+impl Reservation {
+    /// Sets more aside, up to `bytes` in all, or says how many are free.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), u64> {
+        let mut more = self.budget.reserve(bytes.saturating_sub(self.bytes))?;
+        // They are this one's now, and nothing is left to be given back by the other.
+        self.bytes += std::mem::take(&mut more.bytes);
+        Ok(())
+    }
+
+    /// Gives back all but `bytes`.
+    pub fn shrink(&mut self, bytes: u64) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes -= less;
+        self.budget.reserved.fetch_sub(less, Ordering::Relaxed);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget
@@ -150,5 +171,15 @@ mod tests {
         assert_eq!(budget.used().sessions, 30);
         assert!(budget.reserve(50).is_ok());
         drop(second);
+        let mut changing = budget.reserve(30).unwrap();
+        assert_eq!(changing.grow(81), Err(50));
+        changing.grow(80).unwrap();
+        changing.grow(10).unwrap();
+        assert_eq!((changing.bytes(), budget.used().sessions), (80, 80));
+        changing.shrink(90);
+        changing.shrink(40);
+        assert_eq!((changing.bytes(), budget.used().sessions), (40, 40));
+        drop(changing);
+        assert_eq!(budget.used().sessions, 0);
     }
 }

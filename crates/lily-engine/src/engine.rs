@@ -4,6 +4,7 @@ use crate::budget::{Budget, MemoryUse, Reservation};
 use crate::error::EngineError;
 use crate::options::EngineOptions;
 use crate::plans::PlanCache;
+use crate::segments::Segments;
 use crate::session::Session;
 use crate::text::TextModel;
 use lily_plan::{
@@ -156,7 +157,8 @@ impl Engine {
             state,
             underway: None,
             kept: Vec::new(),
-            _reservation: reservation,
+            wanted: Vec::new(),
+            reservation,
         })
     }
 
@@ -166,15 +168,17 @@ impl Engine {
         needed: u64,
         positions: usize,
     ) -> Result<Reservation, EngineError> {
-        self.budget.reserve(needed).map_err(|free| {
-            let limit = self.budget.used().limit;
-            EngineError::MemoryExceeded {
-                positions,
-                needed,
-                free,
-                limit,
-            }
-        })
+        let reserved = self.budget.reserve(needed);
+        reserved.map_err(|free| self.memory_exceeded(positions, needed, free))
+    }
+
+    pub(crate) fn memory_exceeded(&self, positions: usize, needed: u64, free: u64) -> EngineError {
+        EngineError::MemoryExceeded {
+            positions,
+            needed,
+            free,
+            limit: self.budget.used().limit,
+        }
     }
 
     /// Sets aside what `plan` takes beyond the working memory of every request.
@@ -186,17 +190,21 @@ impl Engine {
         self.reserve(beyond, plan.class.rows)
     }
 
-    /// Runs the next chunk of `tokens` (which continue the session): from where the session stands to
-    /// the next multiple of the chunk length, or to the end. Returns how many tokens that was and, with
-    /// the end reached, what `output` asks for.
+    /// Runs the next chunk of `tokens` (which continue the session): from where the session stands to the next multiple of
+    /// the chunk length or, with snapshots, to where the prompt is cut next; or to the end. Returns how many tokens that
+    /// was and, with the end reached, what `output` asks for.
     pub fn prefill_chunk(
         &mut self,
         session: &mut Session,
         tokens: &[u32],
         output: PlanOutput,
     ) -> Result<(usize, Outcome), EngineError> {
-        let chunk = self.options.prefill_chunk;
-        self.prefill_chunk_of(session, tokens, chunk, output)
+        if !self.options.snapshots {
+            let chunk = self.options.prefill_chunk;
+            return self.prefill_chunk_of(session, tokens, chunk, output);
+        }
+        let rows = self.segments().cut(tokens).unwrap_or(tokens.len());
+        self.prefill_rows(session, tokens, rows, output)
     }
 
     /// [`prefill_chunk`](Self::prefill_chunk) on a grid of its own.
@@ -208,17 +216,33 @@ impl Engine {
         output: PlanOutput,
     ) -> Result<(usize, Outcome), EngineError> {
         let position = session.tokens.len();
-        let end = position + tokens.len();
-        let stop = route::chunk_end(position, end, chunk);
-        let rows = stop - position;
+        let stop = route::chunk_end(position, position + tokens.len(), chunk);
+        self.prefill_rows(session, tokens, stop - position, output)
+    }
+
+    fn prefill_rows(
+        &mut self,
+        session: &mut Session,
+        tokens: &[u32],
+        rows: usize,
+        output: PlanOutput,
+    ) -> Result<(usize, Outcome), EngineError> {
         let output = match output {
             PlanOutput::AllLogits => PlanOutput::AllLogits,
-            output if stop == end => output,
+            output if rows == tokens.len() => output,
             _ => PlanOutput::State,
         };
         let plan = self.prefill_plan(rows, output);
         let outcome = self.launch(&plan, session, &tokens[..rows])?;
         Ok((rows, outcome))
+    }
+
+    /// How prompts are cut where states are kept.
+    pub(crate) fn segments(&self) -> Segments<'_> {
+        Segments {
+            chunk: self.options.prefill_chunk,
+            stops: self.text.stop_ids(),
+        }
     }
 
     /// Decodes one token: its state is added, and `output` says what comes back.

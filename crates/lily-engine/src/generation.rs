@@ -335,7 +335,7 @@ impl Engine {
         let rest = &generation.request.prompt[done..];
         let (rows, outcome) =
             self.prefill_chunk(&mut generation.session, rest, PlanOutput::LastLogits)?;
-        self.keep_behind_chunk(&mut generation.session, total);
+        self.keep_behind_chunk(&mut generation.session);
         generation.timings.prefilled_tokens += rows;
         generation.timings.prefill += start.elapsed();
         if done + rows == total {

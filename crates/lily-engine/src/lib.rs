@@ -5,7 +5,9 @@
 
 mod batch;
 mod budget;
+mod cache;
 mod decode;
+mod disk;
 mod engine;
 mod error;
 mod generation;
@@ -15,11 +17,14 @@ mod options;
 mod plans;
 mod prefix;
 mod score;
+mod segments;
 mod session;
 mod text;
 
 pub use budget::MemoryUse;
+pub use cache::{PrefixCache, PrefixFigures};
 pub use decode::{Decode, Pace};
+pub use disk::{DiskFigures, DiskOptions};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use generation::{

@@ -11,14 +11,14 @@ pub type PlanTransform = Arc<dyn Fn(Plan) -> Plan + Send + Sync>;
 pub struct EngineOptions {
     /// Arithmetic of every plan.
     pub precision: Precision,
-    /// Tokens of a prefill chunk, at least 1; chunks lie on multiples of it.
+    /// Tokens of a prefill chunk, at least 1; chunks lie on multiples of it. With snapshots, messages end chunks too.
     pub prefill_chunk: usize,
     /// Longest sequence, in tokens; what the model was made for, if not given, and never more.
     pub context: Option<usize>,
     /// Bytes that sessions and working memory may take; most of what is free, if not given.
     pub memory_limit: Option<u64>,
-    /// Whether sessions keep states on the grid of chunks, from which later prompts go on. Answers then do not depend on
-    /// what was kept; without it, a prompt that begins with all that a session holds goes on from there.
+    /// Whether sessions keep states behind chunks, from which later prompts go on. Answers then do not depend on what was
+    /// kept; without it, a prompt that begins with all that a session holds goes on from there.
     pub snapshots: bool,
     /// Applied to every plan.
     pub plan_transform: Option<PlanTransform>,

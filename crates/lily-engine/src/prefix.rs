@@ -1,21 +1,16 @@
-//! Going on from what was computed before: snapshots of a session on the grid of chunks, and prompts that begin as an
-//! earlier one did.
+//! Going on from what was computed before: snapshots of a session behind chunks, and prompts that begin as an earlier one
+//! did.
 //!
-//! An answer must not depend on what was kept. So a prompt goes on from a snapshot alone: from a multiple of the chunk's
-//! length up to which everything was prefilled, chunk by chunk, as it would be again. What decode made of an answer is
-//! not such a state: its last bits are others.
+//! An answer must not depend on what was kept. So a prompt goes on from a snapshot alone: from a cut (`segments.rs`) up to
+//! which everything was prefilled, chunk by chunk, as it would be again. What decode made of an answer is not such a
+//! state: its last bits are others.
 
 use crate::budget::Reservation;
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::generation::GenerationRequest;
 use crate::session::Session;
 use lily_plan::Snapshot;
-
-/// So many snapshots before the end of a prompt are kept, one a chunk: a prompt that is edited there, or answered once
-/// more, goes on from one of them.
-const LAST: usize = 3;
-/// Before those there is one at each of so many chunks, for prompts that part earlier.
-const SPACING: usize = 8;
 
 /// A state of a session that it can go back to.
 pub(crate) struct Kept {
@@ -28,12 +23,22 @@ impl Kept {
     pub fn position(&self) -> usize {
         self.snapshot.position()
     }
+
+    pub fn snapshot(&self) -> &dyn Snapshot {
+        self.snapshot.as_ref()
+    }
 }
 
 impl Session {
     /// How many of its tokens a later prompt can go on from: up to its last snapshot.
     pub fn reusable(&self) -> usize {
         self.kept.last().map_or(0, Kept::position)
+    }
+
+    /// States that it can go back to, and the bytes they take.
+    pub fn snapshots(&self) -> (usize, u64) {
+        let bytes = self.kept.iter().map(|kept| kept.snapshot.bytes());
+        (self.kept.len(), bytes.sum())
     }
 
     /// How many tokens of `prompt` need not be computed again: up to the last snapshot at which the session holds a
@@ -60,13 +65,21 @@ impl Engine {
         needed: usize,
     ) -> Result<Session, EngineError> {
         let mut session = match given {
-            Some(given) if given.capacity() >= needed => given,
+            Some(mut given) if given.capacity() >= needed => {
+                self.grow(&mut given, needed)?;
+                given
+            }
             Some(too_small) => self.larger(too_small, prompt, needed)?,
             None => self.open_session(needed)?,
         };
         if self.options().snapshots {
             let usable = session.usable(prompt);
             self.rewind(&mut session, usable)?;
+            let wanted = self.segments().kept(prompt);
+            session
+                .kept
+                .retain(|kept| wanted.contains(&kept.position()));
+            session.wanted = wanted;
         } else {
             let held = session.tokens.len();
             if held >= prompt.len() || session.tokens != prompt[..held] {
@@ -74,6 +87,16 @@ impl Engine {
             }
         }
         Ok(session)
+    }
+
+    /// Sets aside what a session takes that grows to `positions`.
+    pub(crate) fn grow(&self, session: &mut Session, positions: usize) -> Result<(), EngineError> {
+        let needed = self.session_bytes(positions);
+        let grown = session.reservation.grow(needed);
+        grown.map_err(|free| {
+            let more = needed - session.reservation.bytes();
+            self.memory_exceeded(positions, more, free)
+        })
     }
 
     /// A larger session, with what a smaller one has of the prompt where memory is there for both.
@@ -84,15 +107,25 @@ impl Engine {
         needed: usize,
     ) -> Result<Session, EngineError> {
         let usable = small.usable(prompt);
-        if usable > 0
-            && let Ok(mut larger) = self.copy(&mut small, usable, needed)
-        {
-            larger.kept = std::mem::take(&mut small.kept);
-            return Ok(larger);
+        if usable > 0 && self.enlarge(&mut small, usable, needed).is_ok() {
+            return Ok(small);
         }
         // Its memory is free before more is asked for.
         drop(small);
         self.open_session(needed)
+    }
+
+    /// Moves a session up to `position`, where it has a snapshot, to memory for `needed` tokens.
+    pub(crate) fn enlarge(
+        &mut self,
+        session: &mut Session,
+        position: usize,
+        needed: usize,
+    ) -> Result<(), EngineError> {
+        let mut larger = self.copy(session, position, needed)?;
+        larger.kept = std::mem::take(&mut session.kept);
+        *session = larger;
+        Ok(())
     }
 
     /// Stands a session behind the first `position` tokens that it holds, where it has a snapshot; 0 empties it.
@@ -158,26 +191,16 @@ impl Engine {
         Ok(other)
     }
 
-    /// Keeps the state behind a chunk of a prompt of `total` tokens, if it is one of those that are worth it.
-    pub(crate) fn keep_behind_chunk(&mut self, session: &mut Session, total: usize) {
-        let chunk = self.options().prefill_chunk;
-        let position = session.tokens.len();
-        let is_last = total - position < LAST * chunk;
-        let is_wanted = is_last || position.is_multiple_of(SPACING * chunk);
-        if self.options().snapshots && position.is_multiple_of(chunk) && is_wanted {
+    /// Keeps the state behind a chunk of a prompt, if it is one of those that are worth it.
+    pub(crate) fn keep_behind_chunk(&mut self, session: &mut Session) {
+        if session.wanted.contains(&session.tokens.len()) {
             self.keep(session);
-            // Those that were last for a shorter prompt.
-            session.kept.retain(|kept| {
-                total - kept.position() < LAST * chunk
-                    || kept.position().is_multiple_of(SPACING * chunk)
-            });
         }
     }
 
     /// Keeps the present state, where memory is there for it: nothing depends on it but time.
     fn keep(&mut self, session: &mut Session) {
-        let bytes = self.device.session_bytes(self.options().precision).fixed / 2;
-        let Ok(reservation) = self.reserve(bytes, 0) else {
+        let Ok(reservation) = self.reserve(self.snapshot_bytes(), 0) else {
             return;
         };
         if let Ok(snapshot) = session.state.snapshot() {
@@ -186,5 +209,33 @@ impl Engine {
                 _reservation: reservation,
             });
         }
+    }
+
+    /// Adds a state that was kept elsewhere, behind those that the session has, where memory is there for it.
+    pub(crate) fn keep_imported(&self, session: &mut Session, snapshot: Box<dyn Snapshot>) {
+        if let Ok(_reservation) = self.reserve(self.snapshot_bytes(), 0) {
+            session.kept.push(Kept {
+                snapshot,
+                _reservation,
+            });
+        }
+    }
+
+    /// Memory of a snapshot: half of what a session takes whatever its length.
+    pub(crate) fn snapshot_bytes(&self) -> u64 {
+        self.device.session_bytes(self.options().precision).fixed / 2
+    }
+
+    /// Memory of a session for `positions` tokens.
+    pub(crate) fn session_bytes(&self, positions: usize) -> u64 {
+        let session = self.device.session_bytes(self.options().precision);
+        session.for_positions(positions)
+    }
+
+    /// Positions that prompt and answer of a request may take.
+    pub(crate) fn positions_of(&self, request: &GenerationRequest) -> usize {
+        let most = request.max_tokens.unwrap_or(usize::MAX);
+        let needed = request.prompt.len().saturating_add(most);
+        needed.min(self.context())
     }
 }

@@ -13,8 +13,10 @@ pub struct Session {
     pub(crate) underway: Option<Underway>,
     /// States that it can go back to, by position.
     pub(crate) kept: Vec<Kept>,
+    /// Where states of the present prompt are worth it.
+    pub(crate) wanted: Vec<usize>,
     /// Given back when the session goes.
-    pub(crate) _reservation: Reservation,
+    pub(crate) reservation: Reservation,
 }
 
 impl Session {
@@ -39,10 +41,16 @@ impl Session {
         self.underway = None;
     }
 
+    /// Gives back memory that was set aside for what it may yet become: until it goes on, it becomes nothing more.
+    pub(crate) fn rest(&mut self) {
+        self.reservation.shrink(self.state.resident_bytes());
+    }
+
     /// Forgets everything.
     pub fn reset(&mut self) {
         self.settle();
         self.kept.clear();
+        self.wanted.clear();
         self.tokens.clear();
         self.state.reset();
     }

@@ -4,9 +4,10 @@ use crate::gpu::Gpu;
 use lily_checkpoint::{LayerKind, ModelConfig, bf16_to_f32, f32_to_bf16};
 use lily_plan::{
     DeviceError, ElementType, Precision, SessionBytes, SessionState, Snapshot, StateCopy,
-    StateSlot, own_cache, own_snapshot,
+    StateSlot, check_length, check_positions, own_cache, own_snapshot,
 };
 use std::any::Any;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Positions of a page (kernels/session.h).
@@ -244,6 +245,23 @@ impl<G: Gpu> GpuState<G> {
         })
     }
 
+    /// The parts of the pages that hold some positions, in the order [layers, keys and values, Nkv, positions, D]: page,
+    /// byte offset, bytes.
+    fn page_parts(&self, positions: Range<usize>) -> Vec<(usize, usize, usize)> {
+        let row = self.layout.head_dim * self.layout.element.bytes();
+        let planes = self.layout.page_bytes / (PAGE * row);
+        let pages = positions.start / PAGE..positions.end.div_ceil(PAGE);
+        let parts = |plane: usize| {
+            let positions = positions.clone();
+            pages.clone().map(move |page| {
+                let first = positions.start.max(page * PAGE) - page * PAGE;
+                let end = positions.end.min((page + 1) * PAGE) - page * PAGE;
+                (page, (plane * PAGE + first) * row, (end - first) * row)
+            })
+        };
+        (0..planes).flat_map(parts).collect()
+    }
+
     /// The runs of a cache's elements that hold tokens, in the order [Nkv, position, D]: page, byte offset,
     /// elements.
     fn cache_runs(&self, slot: StateSlot) -> Vec<(usize, usize, usize)> {
@@ -307,6 +325,7 @@ pub(crate) fn encode(values: &[f32], element: ElementType) -> Vec<u8> {
 
 /// The live copy of histories and recurrent states.
 struct GpuSnapshot<G: Gpu> {
+    gpu: Arc<Mutex<G>>,
     layout: Arc<StateLayout>,
     position: usize,
     copy: G::Buffer,
@@ -319,6 +338,14 @@ impl<G: Gpu + 'static> Snapshot for GpuSnapshot<G> {
 
     fn bytes(&self) -> u64 {
         self.layout.copy_bytes as u64
+    }
+
+    fn export(&self) -> Vec<u8> {
+        let mut machine = lock(&self.gpu);
+        machine.idle();
+        let mut bytes = vec![0; self.layout.copy_bytes];
+        machine.read(&self.copy, 0, &mut bytes);
+        bytes
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -424,6 +451,7 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
         let copy = machine.allocate(bytes.max(1), "a snapshot of recurrent states")?;
         machine.copy((&self.copies[self.parity], 0), (&copy, 0), bytes);
         Ok(Box::new(GpuSnapshot::<G> {
+            gpu: self.gpu.clone(),
             layout: self.layout.clone(),
             position: self.position,
             copy,
@@ -461,6 +489,54 @@ impl<G: Gpu + 'static> SessionState for GpuState<G> {
         drop(machine);
         self.undoable = None;
         Ok(())
+    }
+
+    fn export_cache(&self, positions: Range<usize>) -> Result<Vec<u8>, DeviceError> {
+        check_positions(&positions, self.position)?;
+        let machine = self.idle();
+        let mut bytes = vec![0; positions.len() * (self.layout.page_bytes / PAGE)];
+        let mut rest = bytes.as_mut_slice();
+        for (page, offset, length) in self.page_parts(positions) {
+            let (these, others) = rest.split_at_mut(length);
+            machine.read(&self.pages[page], offset, these);
+            rest = others;
+        }
+        Ok(bytes)
+    }
+
+    fn import_cache(&mut self, positions: Range<usize>, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_positions(&positions, self.capacity)?;
+        let expected = positions.len() * (self.layout.page_bytes / PAGE);
+        check_length("positions of a cache", bytes, expected)?;
+        self.reserve(positions.end)?;
+        let machine = self.idle();
+        let mut rest = bytes;
+        for (page, offset, length) in self.page_parts(positions) {
+            let (these, others) = rest.split_at(length);
+            machine.write(&self.pages[page], offset, these);
+            rest = others;
+        }
+        drop(machine);
+        self.undoable = None;
+        Ok(())
+    }
+
+    fn import_snapshot(
+        &self,
+        position: usize,
+        bytes: &[u8],
+    ) -> Result<Box<dyn Snapshot>, DeviceError> {
+        check_length("a snapshot", bytes, self.layout.copy_bytes)?;
+        let machine = self.idle();
+        let copy = machine.allocate(bytes.len().max(1), "a snapshot of recurrent states")?;
+        machine.write(&copy, 0, bytes);
+        drop(machine);
+        Ok(Box::new(GpuSnapshot::<G> {
+            gpu: self.gpu.clone(),
+            layout: self.layout.clone(),
+            position,
+            copy,
+        }))
     }
 
     fn reset(&mut self) {

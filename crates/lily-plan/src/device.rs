@@ -6,6 +6,7 @@ use crate::operand::{ScratchId, StateSlot};
 use crate::plan::{Phase, Plan};
 use lily_sampling::SamplingRow;
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Why a device could not do what was asked.
@@ -54,6 +55,8 @@ pub trait Snapshot: Any + Send {
     fn position(&self) -> usize;
     /// Memory it takes, in bytes.
     fn bytes(&self) -> u64;
+    /// All bits of it, for [`SessionState::import_snapshot`] of the same device, model and precision.
+    fn export(&self) -> Vec<u8>;
     /// For the device to find its own type again.
     fn as_any(&self) -> &dyn Any;
 }
@@ -103,6 +106,28 @@ pub trait SessionState: Any + Send {
         from: &mut dyn SessionState,
         positions: usize,
     ) -> Result<(), DeviceError>;
+    /// All bits of some positions of the cache: of each layer with one its keys, then its values, as
+    /// [Nkv, positions, D] in the type that the device keeps. [`SessionBytes::each_position`] bytes for each.
+    ///
+    /// # Errors
+    /// For positions that it has not.
+    fn export_cache(&self, positions: Range<usize>) -> Result<Vec<u8>, DeviceError>;
+    /// Takes over positions that [`export_cache`](Self::export_cache) gave, of a session of the same device, model and
+    /// precision. What the session stood behind no longer belongs to it: [`restore`](Self::restore) comes behind the
+    /// last part.
+    ///
+    /// # Errors
+    /// Beyond the capacity, for bytes of another length, and where memory cannot be had.
+    fn import_cache(&mut self, positions: Range<usize>, bytes: &[u8]) -> Result<(), DeviceError>;
+    /// The snapshot at `position` that [`Snapshot::export`] gave these bytes.
+    ///
+    /// # Errors
+    /// For bytes of another length, and where memory cannot be had.
+    fn import_snapshot(
+        &self,
+        position: usize,
+        bytes: &[u8],
+    ) -> Result<Box<dyn Snapshot>, DeviceError>;
     /// Empties the state for another sequence.
     fn reset(&mut self);
     /// Memory in use, in bytes: fixed part and cache pages touched so far.
@@ -325,6 +350,34 @@ pub fn own_cache<'a, S: SessionState + 'static>(
         )));
     }
     own_state(from)
+}
+
+/// Checks that `positions` are some of the first `most` positions of a cache.
+///
+/// # Errors
+/// [`DeviceError::Launch`] where they are not.
+pub fn check_positions(positions: &Range<usize>, most: usize) -> Result<(), DeviceError> {
+    if positions.start > positions.end || positions.end > most {
+        return Err(DeviceError::Launch(format!(
+            "positions {} to {} of a cache of {most}",
+            positions.start, positions.end
+        )));
+    }
+    Ok(())
+}
+
+/// Checks the length of bytes that were kept for `what`.
+///
+/// # Errors
+/// [`DeviceError::Launch`] where it is another.
+pub fn check_length(what: &str, bytes: &[u8], expected: usize) -> Result<(), DeviceError> {
+    if bytes.len() != expected {
+        return Err(DeviceError::Launch(format!(
+            "{} bytes for {what}, which takes {expected}",
+            bytes.len()
+        )));
+    }
+    Ok(())
 }
 
 /// The session's state as the type that its device gave it.

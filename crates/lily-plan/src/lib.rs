@@ -32,7 +32,7 @@ pub use cost::{Machine, MemoryPlan, PRICE_BASIS, Price};
 pub use count::{Assumptions, Routing, Totals, Work};
 pub use device::{
     Device, DeviceDescription, DeviceError, Launch, Observer, Outcome, SessionBytes, SessionState,
-    Snapshot, StageTiming, own_cache, own_snapshot, own_state,
+    Snapshot, StageTiming, check_length, check_positions, own_cache, own_snapshot, own_state,
 };
 pub use lily_sampling::{NO_TOKEN, SamplingRow};
 pub use model::ModelDescription;

@@ -20,9 +20,10 @@ mod logprobs;
 mod metrics;
 mod models;
 mod page;
-mod parked;
+mod prefix_metrics;
 mod request;
 mod tokens;
+mod turns;
 mod worker;
 
 use axum::Router;
@@ -31,7 +32,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use error::ApiError;
 use lily_constraint::Grammars;
-use lily_engine::{Engine, EngineError, GenerationRequest, RequestLimits, TextModel};
+use lily_engine::{DiskOptions, Engine, EngineError, GenerationRequest, RequestLimits, TextModel};
 use metrics::Metrics;
 use request::Common;
 use std::future::Future;
@@ -55,6 +56,8 @@ pub struct ServerOptions {
     pub most_bytes: usize,
     /// Longest that a request's body may take to arrive.
     pub longest_body: Duration,
+    /// Where prefixes of conversations outlast the server, if they do.
+    pub cache: Option<DiskOptions>,
     /// Keys of which a request has to bring one; none has to, where there are none.
     pub api_keys: Vec<String>,
     /// Names of this machine, beside its addresses and `localhost`.
@@ -74,6 +77,7 @@ impl Default for ServerOptions {
             most_requests: 64,
             most_bytes: 8 << 20,
             longest_body: Duration::from_secs(60),
+            cache: None,
             api_keys: Vec::new(),
             hosts: Vec::new(),
             origins: Vec::new(),
@@ -149,7 +153,7 @@ impl Shared {
 /// Answers requests at `listener` until the process is asked to end (Ctrl-C, SIGTERM).
 ///
 /// # Errors
-/// Where the listener fails, or the system has no threads.
+/// Where the listener fails, the system has no threads, or the cache's directory cannot be made or read.
 pub fn run(
     listener: std::net::TcpListener,
     engine: Engine,
@@ -183,7 +187,7 @@ fn asked_to_end() -> std::io::Result<impl Future<Output = ()> + Send + 'static> 
 /// ended as answers end.
 ///
 /// # Errors
-/// Where the listener fails.
+/// As [`run`].
 pub async fn serve(
     listener: TcpListener,
     engine: Engine,
@@ -193,7 +197,7 @@ pub async fn serve(
     let text = engine.text().clone();
     let limits = engine.limits();
     let shared = Arc::new(Shared {
-        worker: Worker::start(engine, options.most_requests)?,
+        worker: Worker::start(engine, options.most_requests, options.cache.as_ref())?,
         text,
         limits,
         grammars: OnceLock::new(),
@@ -206,7 +210,9 @@ pub async fn serve(
         shutdown.await;
         ending.worker.stop();
     };
-    listener::serve(listener, router(shared), shutdown).await
+    let served = listener::serve(listener, router(shared.clone()), shutdown).await;
+    shared.worker.end();
+    served
 }
 
 fn router(shared: Arc<Shared>) -> Router {

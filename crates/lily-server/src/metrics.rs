@@ -1,6 +1,7 @@
 //! `GET /metrics`: figures of the server, in Prometheus' text format.
 
 use crate::Shared;
+use crate::prefix_metrics::PrefixMetrics;
 use crate::worker::{Figures, Usage};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::header;
@@ -39,13 +40,13 @@ pub(crate) struct Metrics {
     first_token: Histogram,
     next_token: Histogram,
     gauges: Gauges,
+    prefixes: PrefixMetrics,
 }
 
 #[derive(Default)]
 struct Gauges {
     active: Gauge,
     waiting: Gauge,
-    parked: Gauge,
     memory_limit: Gauge,
     memory_working: Gauge,
     memory_sessions: Gauge,
@@ -65,6 +66,7 @@ impl Metrics {
             // A tenth of a millisecond to three seconds.
             next_token: Histogram::new(exponential_buckets(0.000_1, 2.0, 16)),
             gauges: Gauges::default(),
+            prefixes: PrefixMetrics::default(),
         };
         metrics.registered()
     }
@@ -115,11 +117,6 @@ impl Metrics {
                 &gauges.waiting,
             ),
             (
-                "sessions_parked",
-                "Sessions kept for their conversation's next turn",
-                &gauges.parked,
-            ),
-            (
                 "memory_limit_bytes",
                 "Memory for work and sessions",
                 &gauges.memory_limit,
@@ -137,6 +134,7 @@ impl Metrics {
         ] {
             registry.register(name, help, gauge.clone());
         }
+        self.prefixes.register(registry);
         self
     }
 
@@ -166,10 +164,10 @@ impl Metrics {
         };
         set(&gauges.active, figures.active as u64);
         set(&gauges.waiting, figures.waiting as u64);
-        set(&gauges.parked, figures.parked as u64);
         set(&gauges.memory_limit, figures.memory.limit);
         set(&gauges.memory_working, figures.memory.working);
         set(&gauges.memory_sessions, figures.memory.sessions);
+        self.prefixes.set(&figures.prefixes);
         let mut text = String::new();
         // Writing to a string does not fail.
         let _ = encode(&mut text, &self.registry);

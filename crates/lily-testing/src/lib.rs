@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod exports;
 mod fixtures;
 mod runner;
 mod synthetic;

@@ -5,7 +5,7 @@ use crate::console::Console;
 use crate::failure::Failure;
 use crate::format::bytes;
 use crate::model::{Opened, Opening, on, open};
-use lily_engine::PlanOutput;
+use lily_engine::{DiskOptions, PlanOutput};
 use lily_server::ServerOptions;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -34,6 +34,17 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let mut opened = open(model, &arguments.device, opening, console.status())?;
     console.status().end();
     introduce(&mut console, &mut opened);
+    let cache = arguments.cache.cache_dir.as_ref().map(|directory| {
+        let (most_bytes, model) = (arguments.cache.cache_size, opened.name.identity.clone());
+        DiskOptions::new(directory.clone(), most_bytes, model)
+    });
+    if let Some(cache) = &cache {
+        console.note(&format!(
+            "lily: beginnings of conversations in {}, up to {}",
+            cache.directory.display(),
+            bytes(cache.most_bytes)
+        ));
+    }
     let name = arguments.name.as_ref().unwrap_or(&opened.name.name);
     console.note(&format!(
         "lily: listening at http://{address}/v1, as model {name}"
@@ -50,6 +61,7 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     let options = ServerOptions {
         model: name.clone(),
         most_requests: arguments.most_requests,
+        cache,
         api_keys,
         hosts: arguments.access.allow_host.clone(),
         origins: arguments.access.allow_origin.clone(),

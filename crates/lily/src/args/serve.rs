@@ -1,6 +1,6 @@
 //! Arguments of `lily serve`.
 
-use super::values::{positive, positive_up_to};
+use super::values::{bytes, positive, positive_up_to};
 use super::{DeviceArguments, EXIT_CODES};
 use clap::Args;
 use std::net::IpAddr;
@@ -18,6 +18,7 @@ use std::path::PathBuf;
 Examples:
   lily serve
   lily serve --port 9000 --context 32768
+  lily serve --cache-dir ~/.cache/lily
   LILY_API_KEY=secret lily serve --host 0.0.0.0
 
 {EXIT_CODES}")
@@ -38,6 +39,9 @@ pub struct ServeArguments {
     /// Requests that are answered or wait; one more is told to come back later
     #[arg(long, value_name = "N", default_value = "64", value_parser = positive_up_to::<10_000>)]
     pub most_requests: usize,
+    /// What outlasts the server
+    #[command(flatten)]
+    pub cache: CacheArguments,
     /// Who may ask
     #[command(flatten)]
     pub access: AccessArguments,
@@ -50,6 +54,19 @@ pub struct ServeArguments {
     /// How and where to run
     #[command(flatten)]
     pub device: DeviceArguments,
+}
+
+/// What outlasts `lily serve`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct CacheArguments {
+    /// Directory where beginnings of conversations outlast the server: a prompt that begins as one did goes on from there.
+    /// It holds what people wrote, and is made for this user alone
+    #[arg(long, value_name = "DIRECTORY")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most bytes of its files, such as 16GiB or 500MB: those used longest ago go
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "16GiB", requires = "cache_dir")]
+    pub cache_size: u64,
 }
 
 /// Who may ask `lily serve`.

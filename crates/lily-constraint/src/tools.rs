@@ -14,6 +14,7 @@
 //! that are required and any of the others.
 
 use crate::ConstraintError;
+use crate::grammars::sparing;
 use lily_engine::Tokenizer;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -102,7 +103,10 @@ pub(crate) fn grammar(
     };
     let mut text = match or_json {
         None => format!("start: {calls}\n"),
-        Some(schema) => format!("start: answer | {calls}\nanswer: %json {schema}\n"),
+        Some(schema) => {
+            let schema = sparing(schema.clone());
+            format!("start: answer | {calls}\nanswer: %json {schema}\n")
+        }
     };
     let (open, close) = (
         tag("<tool_call>", tokenizer),
@@ -182,7 +186,7 @@ fn parameter(
         None => {
             // A schema cannot be told what may not be in its strings; the tags are tokens of their own, and JSON has no
             // use for them.
-            let schema = self_contained(tool, schema);
+            let schema = sparing(self_contained(tool, schema));
             let _ = writeln!(text, "{rule}: {begin} {rule}_v \"\\n</parameter>\\n\"");
             let _ = writeln!(text, "{rule}_v: %json {schema}");
             return Ok(());

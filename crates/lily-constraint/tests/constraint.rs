@@ -113,6 +113,19 @@ fn json_is_held_to_its_schema() {
     }
 }
 
+/// A model that cannot say what it would must not go on with blanks: greedy, it would never come back.
+#[test]
+fn white_space_is_for_people_and_ends() {
+    let grammar = setting().grammars.json(&schema()).unwrap();
+    let held = |text: &str| follow(&mut constraint(DIRECT).with_answer(grammar.clone()), text);
+    let pretty = "{\n  \"name\": \"Max\",\n  \"age\": 45\n}";
+    assert_eq!(held(pretty), (pretty.into(), true));
+    for blanks in [" ", "\n", "\n\n", "\t"] {
+        let (out, ended) = held(&format!("{{\"name\":{}", blanks.repeat(100)));
+        assert!(!ended && out.len() < 30, "{blanks:?}: {out:?}");
+    }
+}
+
 /// Whatever is allowed at random makes JSON of the schema.
 #[test]
 fn whatever_is_chosen_fits_the_schema() {

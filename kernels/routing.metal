@@ -16,6 +16,7 @@ constant constexpr uint LANE_EXPERTS = 8;
 // Contract. The CHOICES largest of each row's EXPERTS logits (f32), in descending order, the lower id first among
 // equals; weights = their softmax. A simdgroup a row; its lanes keep the logits in registers, and each choice is one
 // search in them and one exchange of five steps. A row fills no GPU, but the step is 1 KB and bound by its latency.
+// A row of NaN has NaN as weights, and ids that are experts' all the same: the weights they stand for are read.
 kernel void route(
     device const float* logits [[buffer(0)]],
     device uint* ids [[buffer(1)]],
@@ -28,6 +29,7 @@ kernel void route(
 #pragma unroll
     for (uint i = 0; i < LANE_EXPERTS; ++i) {
         values[i] = i * 32 + lane < EXPERTS ? mine[i * 32 + lane] : -INFINITY;
+        if (isnan(values[i])) values[i] = -INFINITY;
     }
     uint taken = 0;
     float largest = 0.0f, total = 0.0f, own = 0.0f;

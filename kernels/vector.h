@@ -12,7 +12,8 @@
 //
 // Products are accumulated in float, within a lane over its columns, then over lanes in the order of `sum_lanes`; where
 // chunks are shared out, over the lanes of each and then over chunks. So a row's result does not depend on the rows
-// computed with it. (Beyond 4,096 columns it does, in the last bits, on whether there are others.)
+// computed with it. (Beyond 4,096 columns it does, in the last bits, on whether there are others. So does a norm's factor,
+// whose squares are summed by thread: with eight rows threads take half chunks, and their number may be another.)
 //
 // Threadgroups: SIMDGROUPS · 32 threads, SIMDGROUPS / SPLIT · ROUNDS blocks of four weight rows.
 #pragma once

@@ -378,6 +378,31 @@ fn chains_may_be_left_alone() {
     let _chain = bench.begin(&plan, &[9], &[], &[]);
 }
 
+/// A run that nobody collects is as if taken back, whether its chain is dropped or a session goes on otherwise.
+#[test]
+fn what_is_not_collected_has_not_been() {
+    let greedy = SamplingParameters::default();
+    let (expected, state) = one_by_one(5, 7, 3, &greedy);
+    for is_dropped in [true, false] {
+        let mut bench = Bench::new(&[5, 60]);
+        let plan = bench.plan(PlanOutput::Token);
+        let chain = bench.begin(&plan, &[7, 11], &[], &[]);
+        assert!(bench.follow(&chain));
+        assert_eq!(bench.collect(&chain)[0], expected[0]);
+        let kept = (!is_dropped).then_some(chain);
+        // The other session goes, with the run under way.
+        bench.sessions.pop();
+        assert!(!bench.sessions[0].step_back(), "nothing before is known");
+        let plan = bench.plan(PlanOutput::Token);
+        for step in 0..2 {
+            let found = bench.execute(&plan, &[expected[step]], &[]);
+            assert_eq!(found, [expected[step + 1]]);
+        }
+        assert!(bench.state(0) == state);
+        drop(kept);
+    }
+}
+
 #[test]
 fn what_makes_no_chain_is_refused_by_name() {
     let mut bench = Bench::new(&[0]);

@@ -216,6 +216,18 @@ fn sessions_go_back_to_snapshots_and_share_caches() {
     }
 }
 
+/// Up to four rows of a small model, bit for bit. With eight, a norm's squares are summed in another order
+/// (kernels/vector.h).
+#[test]
+fn rows_of_a_batch_are_what_they_are_alone() {
+    let checkpoint = Synthetic::small(json!({ "hidden_size": 128 })).open();
+    for precision in BOTH {
+        let device = device(&checkpoint, EmulatedOptions::default());
+        let model = device.model().clone();
+        Runner::new(device, model, precision).check_rows(&[2, 4]);
+    }
+}
+
 /// What a session holds makes another that goes on like it, wherever that one stood.
 #[test]
 fn a_session_made_of_what_another_holds_goes_on_like_it() {

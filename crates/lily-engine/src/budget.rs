@@ -45,15 +45,19 @@ impl MemoryUse {
         let rows = options.prefill_chunk.clamp(1, context);
         let prefill = class(Phase::Prefill, rows, context, PlanOutput::LastLogits);
         let band = route::context_band(context);
-        let decode = class(Phase::Decode, 1, band, PlanOutput::Token);
-        let sampled = class(Phase::Decode, 1, band, PlanOutput::Sampled);
-        let working = [prefill, decode, sampled]
-            .map(|class| {
-                let plan = plans::record(device, model, class, options.plan_transform.as_ref());
-                device.working_bytes(&plan)
-            })
-            .into_iter()
-            .fold(0, u64::max);
+        let most_rows = route::DECODE_ROWS.into_iter().fold(1, usize::max);
+        let decode = |output| class(Phase::Decode, most_rows, band, output);
+        let working = [
+            prefill,
+            decode(PlanOutput::AllLogits),
+            decode(PlanOutput::Sampled),
+        ]
+        .map(|class| {
+            let plan = plans::record(device, model, class, options.plan_transform.as_ref());
+            device.working_bytes(&plan)
+        })
+        .into_iter()
+        .fold(0, u64::max);
         MemoryUse {
             limit,
             working,

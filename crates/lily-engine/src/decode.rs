@@ -4,10 +4,11 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::session::Session;
 use lily_plan::{
-    Chain, Device, DeviceError, Launch, NO_TOKEN, Outcome, PlanOutput, RunAhead, STOPPED,
-    SamplingRow,
+    Chain, Device, DeviceError, Launch, NO_TOKEN, Outcome, Plan, PlanOutput, RunAhead, STOPPED,
+    SamplingRow, SessionState,
 };
 use std::fmt;
+use std::sync::Arc;
 
 /// How one token after another is decoded.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +42,22 @@ impl fmt::Display for Pace {
     }
 }
 
-/// Runs that a device has been sent for a session.
+/// A session's part in runs that a device has been sent. The others of the chain have theirs: it goes on where all of
+/// them are decoded together once more, and with the last of them it goes.
 pub(crate) struct Underway {
-    chain: Chain,
+    chain: Arc<Chain>,
+    /// The session's row, and how many there are.
+    row: usize,
+    rows: usize,
     /// What the run under way decodes; nothing where the text ended before it.
     next: Option<Next>,
+}
+
+/// A session with the token that is decoded next.
+pub(crate) struct DecodeRow<'a> {
+    pub session: &'a mut Session,
+    pub token: u32,
+    pub decode: Decode<'a>,
 }
 
 /// A step as far as the device has made it up by itself.
@@ -111,99 +123,150 @@ impl Engine {
         token: u32,
         decode: &Decode<'_>,
     ) -> Result<Outcome, EngineError> {
-        if self.pace(decode.output) != Pace::Ahead {
-            let Decode {
-                output, sampling, ..
-            } = *decode;
-            return self.decode_with(session, token, output, &[sampling]);
-        }
-        let tokens = self.decode_ahead(session, token, decode)?;
-        Ok(Outcome {
-            logits: Vec::new(),
-            tokens,
-        })
+        let decode = *decode;
+        let row = DecodeRow {
+            session,
+            token,
+            decode,
+        };
+        Ok(self.decode_together(&mut [row], decode.output)?)
     }
 
-    fn decode_ahead(
+    /// [`decode_next`](Self::decode_next) for several sessions, as one batch: as many as a plan has rows, in one band of
+    /// contexts, by a plan that leaves `output` of each.
+    ///
+    /// # Errors
+    /// Where the device fails; then all of them are lost.
+    pub(crate) fn decode_together(
         &mut self,
-        session: &mut Session,
-        token: u32,
-        decode: &Decode<'_>,
-    ) -> Result<Vec<u32>, EngineError> {
-        let step = Next::of(token, decode);
-        let is_next = |known: &mut Underway| known.next.as_ref() == Some(&step);
-        let chain = match session.underway.take_if(is_next) {
-            Some(known) => known.chain,
-            None => self.begin(session, token, decode)?,
+        rows: &mut [DecodeRow<'_>],
+        output: PlanOutput,
+    ) -> Result<Outcome, DeviceError> {
+        for row in rows.iter_mut() {
+            row.decode.output = output;
+        }
+        let outcome = if self.pace(output) == Pace::Ahead {
+            Outcome {
+                logits: Vec::new(),
+                tokens: self.decode_ahead(rows)?,
+            }
+        } else {
+            self.begin(rows, |device, plan, launch| device.execute(plan, launch))?
+        };
+        rows.iter_mut()
+            .for_each(|row| row.session.tokens.push(row.token));
+        Ok(outcome)
+    }
+
+    fn decode_ahead(&mut self, rows: &mut [DecodeRow<'_>]) -> Result<Vec<u32>, DeviceError> {
+        let chain = match known_chain(rows) {
+            Some(chain) => chain,
+            None => {
+                let stops: Vec<&[u32]> = rows.iter().map(|row| row.decode.stops).collect();
+                let chain = self.begin(rows, |device, plan, launch| {
+                    chains(device).begin(plan, launch, &stops)
+                })?;
+                Arc::new(chain)
+            }
         };
         let device = chains(self.device.as_mut());
-        let sessions = &mut [session.state.as_mut()];
+        let goes_on = rows.iter().all(|row| row.decode.goes_on);
+        let sessions = &mut states(rows);
         let mut sent = || {
-            let follows = decode.goes_on && device.follow(&chain, sessions)?;
-            Ok::<_, DeviceError>((follows, device.collect(&chain, sessions)?))
+            let mut follows = goes_on && device.follow(&chain, sessions)?;
+            let tokens = device.collect(&chain, sessions)?;
+            if follows && tokens.contains(&NO_TOKEN) {
+                // That row's step will be taken back. It can be, since its session stops before the run that follows;
+                // what the others have of that run is decoded anew.
+                let further = device.collect(&chain, sessions)?;
+                let moved = sessions.iter_mut().zip(further);
+                for (session, _) in moved.filter(|(_, token)| *token != STOPPED) {
+                    let is_back = session.step_back();
+                    assert!(is_back, "a run that was just collected can be taken back");
+                }
+                follows = false;
+            }
+            Ok((follows, tokens))
         };
         let (follows, tokens) = match sent() {
             Ok(sent) => sent,
             Err(error) => {
-                // A run has failed that may have written the session's states.
-                session.reset();
-                return Err(error.into());
+                // A run has failed that may have written the sessions' states.
+                rows.iter_mut().for_each(|row| row.session.reset());
+                return Err(error);
             }
         };
-        session.tokens.push(token);
         if follows {
-            let next = step.then(tokens[0], decode.stops);
-            session.underway = Some(Underway { chain, next });
+            let count = rows.len();
+            for (index, (row, &chosen)) in rows.iter_mut().zip(&tokens).enumerate() {
+                row.session.underway = Some(Underway {
+                    chain: chain.clone(),
+                    row: index,
+                    rows: count,
+                    next: Next::of(row.token, &row.decode).then(chosen, row.decode.stops),
+                });
+            }
         }
         Ok(tokens)
     }
 
-    fn begin(
+    /// Has the device begin with a step of these sessions.
+    fn begin<T>(
         &mut self,
-        session: &mut Session,
-        token: u32,
-        decode: &Decode<'_>,
-    ) -> Result<Chain, EngineError> {
-        self.settle(session)?;
-        let plan = self.decode_plan(session.tokens.len(), decode.output);
+        rows: &mut [DecodeRow<'_>],
+        begin: impl FnOnce(&mut dyn Device, &Arc<Plan>, Launch<'_>) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let positions = rows.iter().map(|row| row.session.tokens.len());
+        let furthest = positions.max().unwrap_or(0);
+        let plan = self.batch_plan(rows.len(), furthest, rows[0].decode.output);
+        let token_limit = self.token_limit();
+        let tokens: Vec<u32> = rows.iter().map(|row| row.token).collect();
+        let sampling: Vec<SamplingRow<'_>> = rows.iter().map(|row| row.decode.sampling).collect();
+        rows.iter_mut().for_each(|row| row.session.settle());
         let launch = Launch {
-            tokens: &[token],
-            sessions: &mut [session.state.as_mut()],
+            tokens: &tokens,
+            sessions: &mut states(rows),
             preset: &[],
-            token_limit: self.token_limit(),
-            sampling: &[decode.sampling],
+            token_limit,
+            sampling: &sampling,
             observer: None,
         };
-        let device = chains(self.device.as_mut());
-        Ok(device.begin(&plan, launch, &[decode.stops])?)
+        begin(self.device.as_mut(), &plan, launch)
     }
 
     /// Takes the step that decoded the session's last token back.
-    pub(crate) fn take_back(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        self.settle(session)?;
+    pub(crate) fn take_back(&mut self, session: &mut Session) {
         let is_back = session.state.step_back();
         assert!(is_back, "nothing ran behind the step");
         session.tokens.pop();
-        Ok(())
     }
+}
 
-    /// Takes back what was sent off ahead and is not wanted.
-    pub(crate) fn settle(&mut self, session: &mut Session) -> Result<(), EngineError> {
-        let Some(underway) = session.underway.take() else {
-            return Ok(());
-        };
-        let device = chains(self.device.as_mut());
-        match device.collect(&underway.chain, &mut [session.state.as_mut()]) {
-            Ok(tokens) if tokens[0] == STOPPED => Ok(()),
-            Ok(_) => {
-                let is_back = session.state.step_back();
-                assert!(is_back, "a run that was just collected can be taken back");
-                Ok(())
-            }
-            Err(error) => {
-                session.reset();
-                Err(error.into())
-            }
-        }
+/// The sessions as a launch takes them.
+fn states<'a>(rows: &'a mut [DecodeRow<'_>]) -> Vec<&'a mut dyn SessionState> {
+    let mut states: Vec<&mut dyn SessionState> = Vec::with_capacity(rows.len());
+    for row in rows {
+        states.push(row.session.state.as_mut());
     }
+    states
+}
+
+/// The chain whose run under way is this very step of these very sessions. Whatever they had, they have no more.
+fn known_chain(rows: &mut [DecodeRow<'_>]) -> Option<Arc<Chain>> {
+    let count = rows.len();
+    let mut chain = None;
+    let mut is_known = true;
+    for (index, row) in rows.iter_mut().enumerate() {
+        let step = Next::of(row.token, &row.decode);
+        let known = row.session.underway.take().filter(|known| {
+            (known.row, known.rows) == (index, count)
+                && known.next.as_ref() == Some(&step)
+                && chain
+                    .as_ref()
+                    .is_none_or(|chain| Arc::ptr_eq(chain, &known.chain))
+        });
+        is_known &= known.is_some();
+        chain = known.map(|known| known.chain).or(chain);
+    }
+    chain.filter(|_| is_known)
 }

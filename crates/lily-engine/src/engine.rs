@@ -8,7 +8,7 @@ use crate::session::Session;
 use crate::text::TextModel;
 use lily_plan::{
     Device, DeviceDescription, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass,
-    PlanOutput, SamplingRow, StageTiming, route,
+    PlanOutput, StageTiming, route,
 };
 use std::sync::Arc;
 
@@ -119,12 +119,23 @@ impl Engine {
 
     /// The plan that decodes one token at `position`.
     pub fn decode_plan(&mut self, position: usize, output: PlanOutput) -> Arc<Plan> {
+        self.batch_plan(1, position, output)
+    }
+
+    /// The plan that decodes a token of each of `rows` sessions ([`route::DECODE_ROWS`]) at `position` or at another of
+    /// its band.
+    pub(crate) fn batch_plan(
+        &mut self,
+        rows: usize,
+        position: usize,
+        output: PlanOutput,
+    ) -> Arc<Plan> {
         self.plans.get(
             self.device.as_ref(),
             PlanClass {
                 phase: Phase::Decode,
                 precision: self.options.precision,
-                rows: 1,
+                rows,
                 context: route::context_band(position + 1),
                 output,
             },
@@ -206,7 +217,7 @@ impl Engine {
             _ => PlanOutput::State,
         };
         let plan = self.prefill_plan(rows, output);
-        let outcome = self.launch(&plan, session, &tokens[..rows], &[])?;
+        let outcome = self.launch(&plan, session, &tokens[..rows])?;
         Ok((rows, outcome))
     }
 
@@ -217,19 +228,8 @@ impl Engine {
         token: u32,
         output: PlanOutput,
     ) -> Result<Outcome, EngineError> {
-        self.decode_with(session, token, output, &[])
-    }
-
-    /// [`decode`](Self::decode) with what a [`PlanOutput::Sampled`] plan chooses by.
-    pub(crate) fn decode_with(
-        &mut self,
-        session: &mut Session,
-        token: u32,
-        output: PlanOutput,
-        sampling: &[SamplingRow<'_>],
-    ) -> Result<Outcome, EngineError> {
         let plan = self.decode_plan(session.tokens.len(), output);
-        self.launch(&plan, session, &[token], sampling)
+        self.launch(&plan, session, &[token])
     }
 
     fn launch(
@@ -237,15 +237,14 @@ impl Engine {
         plan: &Arc<Plan>,
         session: &mut Session,
         tokens: &[u32],
-        sampling: &[SamplingRow<'_>],
     ) -> Result<Outcome, EngineError> {
-        self.settle(session)?;
+        session.settle();
         let launch = Launch {
             tokens,
             sessions: &mut [session.state.as_mut()],
             preset: &[],
             token_limit: self.token_limit(),
-            sampling,
+            sampling: &[],
             observer: None,
         };
         let outcome = self.device.execute(plan, launch)?;

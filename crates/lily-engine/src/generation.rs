@@ -1,7 +1,7 @@
 //! One answer: prefill by chunks, then token by token. A generation advances in small steps, so that
 //! whoever drives it can stop it, or take turns, between any two.
 
-use crate::decode::{Decode, Pace};
+use crate::decode::{Decode, DecodeRow, Pace};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::guide::{Guide, Next};
@@ -114,7 +114,7 @@ pub struct Timings {
     pub prefill: Duration,
     /// Tokens that went through decode.
     pub decoded_tokens: usize,
-    /// Time that took, sampling included.
+    /// Time that took, sampling included; that of a step that others shared is counted by each.
     pub decode: Duration,
 }
 
@@ -151,7 +151,7 @@ impl TokenChoice {
     }
 
     /// What a decode plan has to leave.
-    fn output(self) -> PlanOutput {
+    pub(crate) fn output(self) -> PlanOutput {
         match self {
             TokenChoice::DeviceGreedy => PlanOutput::Token,
             TokenChoice::DeviceSampling => PlanOutput::Sampled,
@@ -185,8 +185,8 @@ pub struct Generation {
     generated: Vec<u32>,
     /// Chosen, but not yet part of the session's state.
     pending: Option<u32>,
-    /// What the guide has said of the next token.
-    next: Next,
+    /// What the guide has said of the next token, once it was asked.
+    next: Option<Next>,
     /// What the last run left, from which the next token is chosen.
     outcome: Option<Outcome>,
     finished: Option<FinishReason>,
@@ -248,7 +248,7 @@ impl Engine {
             max_tokens,
             generated: Vec::new(),
             pending: None,
-            next: Next::Free,
+            next: None,
             outcome: None,
             finished: None,
             timings: Timings::default(),
@@ -287,12 +287,8 @@ impl Engine {
 
     /// Does the next bit of work: a chunk of the prompt, or a token. Behind an error the generation is at its end.
     pub fn advance(&mut self, generation: &mut Generation) -> Result<Progress, EngineError> {
-        let progress = self.try_to_advance(generation);
-        if progress.is_err() {
-            // What its session holds need not be what it was any more.
-            generation.finished = Some(FinishReason::Failed);
-        }
-        progress
+        self.try_to_advance(generation)
+            .or_else(|error| generation.fail(error))
     }
 
     fn try_to_advance(&mut self, generation: &mut Generation) -> Result<Progress, EngineError> {
@@ -352,11 +348,20 @@ impl Engine {
     }
 
     fn advance_decode(&mut self, generation: &mut Generation) -> Result<TokenEvent, EngineError> {
+        generation.ask_guide()?;
+        if generation.pending.is_some() {
+            let output = generation.choice.output();
+            self.decode_batch(&mut [generation], output)?;
+        }
         let start = Instant::now();
-        generation.next = Next::ask(generation.request.guide.as_mut())?;
-        if let Some(token) = generation.pending.take() {
-            generation.outcome = Some(self.decode_pending(generation, token)?);
-            generation.timings.decoded_tokens += 1;
+        let outcome = generation.outcome.as_ref();
+        if outcome.is_some_and(|outcome| outcome.tokens.first() == Some(&NO_TOKEN))
+            && let Some(&token) = generation.generated.last()
+        {
+            // The device found nothing to choose: the sampler, given the logits, says why.
+            self.take_back(&mut generation.session);
+            let outcome = self.decode(&mut generation.session, token, PlanOutput::AllLogits)?;
+            generation.outcome = Some(outcome);
         }
         let sampled = generation.choose()?;
         generation.timings.decode += start.elapsed();
@@ -364,26 +369,59 @@ impl Engine {
     }
 }
 
-impl Engine {
-    fn decode_pending(
-        &mut self,
-        generation: &mut Generation,
-        token: u32,
-    ) -> Result<Outcome, EngineError> {
-        let session = &mut generation.session;
-        let decode = Decode {
-            output: generation.choice.output(),
-            sampling: generation.sampler.row(generation.next.set()),
-            stops: &generation.stop_ids,
-            goes_on: generation.generated.len() + 1 < generation.max_tokens,
-        };
-        let outcome = self.decode_next(session, token, &decode)?;
-        if outcome.tokens.first() == Some(&NO_TOKEN) {
-            // The device found nothing to choose: the sampler, given the logits, says why.
-            self.take_back(session)?;
-            return self.decode(session, token, PlanOutput::AllLogits);
+impl Generation {
+    /// Whether its next bit of work is a chunk of its prompt.
+    pub fn is_prefilling(&self) -> bool {
+        self.goes_on() && self.session.tokens.len() < self.request.prompt.len()
+    }
+
+    /// Whether its next bit of work is a decode step: its first token is chosen without one.
+    pub(crate) fn has_step(&self) -> bool {
+        self.goes_on() && self.pending.is_some()
+    }
+
+    fn goes_on(&self) -> bool {
+        self.finished.is_none() && !self.cancel.is_cancelled()
+    }
+
+    /// Has the guide say what the next token may be, if it has not yet.
+    pub(crate) fn ask_guide(&mut self) -> Result<(), EngineError> {
+        if self.next.is_none() {
+            self.next = Some(Next::ask(self.request.guide.as_mut())?);
         }
-        Ok(outcome)
+        Ok(())
+    }
+
+    /// Tokens that its session holds.
+    pub(crate) fn position(&self) -> usize {
+        self.session.tokens.len()
+    }
+
+    /// The decode step that is due ([`has_step`](Self::has_step)), no longer pending.
+    pub(crate) fn take_step(&mut self) -> DecodeRow<'_> {
+        DecodeRow {
+            session: &mut self.session,
+            token: self.pending.take().expect("looked for by the caller"),
+            decode: Decode {
+                output: self.choice.output(),
+                sampling: self.sampler.row(self.next.as_ref().and_then(Next::set)),
+                stops: &self.stop_ids,
+                goes_on: self.generated.len() + 1 < self.max_tokens,
+            },
+        }
+    }
+
+    /// What the step left, and how long it took.
+    pub(crate) fn decoded(&mut self, outcome: Outcome, elapsed: Duration) {
+        self.outcome = Some(outcome);
+        self.timings.decoded_tokens += 1;
+        self.timings.decode += elapsed;
+    }
+
+    /// What its session holds need not be what it was any more.
+    pub(crate) fn fail(&mut self, error: EngineError) -> Result<Progress, EngineError> {
+        self.finished = Some(FinishReason::Failed);
+        Err(error)
     }
 }
 
@@ -430,7 +468,8 @@ impl Generation {
 
     fn choose(&mut self) -> Result<Sampled, EngineError> {
         let outcome = self.outcome.take().unwrap_or_default();
-        if let Next::Token(token) = self.next {
+        let next = self.next.take().unwrap_or_default();
+        if let Next::Token(token) = next {
             return self.forced(&outcome.logits, token);
         }
         if let Some(&token) = outcome.tokens.first() {
@@ -440,7 +479,7 @@ impl Generation {
                 alternatives: Vec::new(),
             });
         }
-        Ok(self.sampler.sample(&outcome.logits, self.next.set())?)
+        Ok(self.sampler.sample(&outcome.logits, next.set())?)
     }
 
     /// A token that nobody chose, with its log-probability if that was asked for.

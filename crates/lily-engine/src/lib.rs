@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod batch;
 mod budget;
 mod decode;
 mod engine;

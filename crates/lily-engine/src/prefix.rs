@@ -97,7 +97,7 @@ impl Engine {
 
     /// Stands a session behind the first `position` tokens that it holds, where it has a snapshot; 0 empties it.
     fn rewind(&mut self, session: &mut Session, position: usize) -> Result<(), EngineError> {
-        self.settle(session)?;
+        session.settle();
         session.kept.retain(|kept| kept.position() <= position);
         if session.tokens.len() == position {
             return Ok(());
@@ -130,7 +130,7 @@ impl Engine {
 
     /// Another session that stands where this one does; nothing is kept to go back to.
     pub(crate) fn duplicate(&mut self, session: &mut Session) -> Result<Session, EngineError> {
-        self.settle(session)?;
+        session.settle();
         let snapshot = session.state.snapshot()?;
         let mut other = self.open_session(session.capacity())?;
         let position = session.tokens.len();
@@ -146,7 +146,7 @@ impl Engine {
         position: usize,
         capacity: usize,
     ) -> Result<Session, EngineError> {
-        self.settle(session)?;
+        session.settle();
         let mut kept = session.kept.iter();
         let Some(kept) = kept.find(|kept| kept.position() == position) else {
             return Err(EngineError::NoSnapshot { position });

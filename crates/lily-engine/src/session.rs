@@ -33,9 +33,15 @@ impl Session {
         self.state.resident_bytes()
     }
 
+    /// Takes back what was sent off ahead and is not wanted: it goes with its chain. Of others that share the chain, no
+    /// further step goes on by it.
+    pub(crate) fn settle(&mut self) {
+        self.underway = None;
+    }
+
     /// Forgets everything.
     pub fn reset(&mut self) {
-        self.underway = None;
+        self.settle();
         self.kept.clear();
         self.tokens.clear();
         self.state.reset();

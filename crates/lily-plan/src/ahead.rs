@@ -40,9 +40,11 @@ impl ChainReference {
 
 /// Decode by chains: at most two runs are under way, and the tokens of the first can be seen while the second runs.
 ///
-/// Sessions move on when a run is collected, each by a token, unless the device had stopped it before. Until the last
-/// run of a chain is collected, its sessions are not to be used otherwise. What else the device is asked for in between
-/// is done behind the runs under way, whose tokens stay there to be collected.
+/// Sessions move on when a run is collected, each by a token, unless the device had stopped it before. What else the device
+/// is asked for before the last run of a chain is collected is done behind the runs under way, whose tokens stay there to
+/// be collected. If that concerns a session of the chain, or the chain is dropped, it is not collected any more, and what
+/// was not collected is as if taken back: its sessions stand where the last collected run left them, and cannot step back
+/// from there.
 pub trait RunAhead {
     /// Sends off the first run of a chain: `plan` decodes and chooses tokens. `stops[row]` are tokens that end the
     /// row's text (none for rows beyond its end): the run behind one does not move its session on, nor does the run

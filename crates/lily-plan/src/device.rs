@@ -9,7 +9,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// Why a device could not do what was asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The device has no kernel for what the plan asks for.
     #[error("the {device} device cannot run {what}: {reason}")]

@@ -15,7 +15,9 @@ use std::sync::Arc;
 pub enum Phase {
     /// Many rows of one sequence at once, matrix-oriented.
     Prefill,
-    /// One row for each of a few sessions, vector-oriented.
+    /// One row for each of a few sessions, vector-oriented. What a row computes does not depend on the others: on the CPU
+    /// it has the bits that it has in a plan of one row. On a GPU its last bits may depend on how many rows there are, where
+    /// sums are shared out otherwise (kernels/vector.h), and never on what the others hold.
     Decode,
 }
 

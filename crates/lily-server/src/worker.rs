@@ -1,5 +1,6 @@
-//! The thread that owns the engine. Requests take turns in it: each gets a chunk of its prompt or a token, then the
-//! next, so that none waits for another's end. A request whose client has gone costs nothing from its next turn on.
+//! The thread that owns the engine. In each turn of it, one of the requests whose prompts are not computed gets a chunk
+//! of its own, and then all others get a token, decoded together: none waits for another's end, and what is being said
+//! goes on while long prompts are read. A request whose client has gone costs nothing from the next turn on.
 
 use crate::parked::Parked;
 use lily_engine::{
@@ -13,7 +14,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Most requests that are answered in turns; others wait.
+/// Most requests that are answered at a time, which one batch of decode holds; others wait.
 const MOST_ACTIVE: usize = 8;
 
 /// What becomes of a request.
@@ -141,6 +142,7 @@ impl Worker {
             jobs: received,
             waiting: VecDeque::new(),
             active: Vec::new(),
+            turn: 0,
             parked: Parked::default(),
             stopping: stopping.clone(),
         };
@@ -217,10 +219,13 @@ impl Worker {
     }
 }
 
-/// A request that is answered in turns with others.
+/// A request that is answered along with others.
 struct Active {
     generation: Generation,
     job: Job,
+    /// The turn in which it last got a chunk of its prompt, or came.
+    last_chunk: u64,
+    is_over: bool,
 }
 
 /// The thread, from inside.
@@ -230,6 +235,7 @@ struct Thread {
     jobs: Receiver<Job>,
     waiting: VecDeque<Job>,
     active: Vec<Active>,
+    turn: u64,
     parked: Parked,
     stopping: Arc<AtomicBool>,
 }
@@ -288,7 +294,7 @@ impl Thread {
                 return;
             };
             match self.start(&job) {
-                Ok(generation) => self.active.push(Active { generation, job }),
+                Ok(generation) => self.active.push(Active::new(generation, job, self.turn)),
                 // Others will give theirs back.
                 Err(EngineError::MemoryExceeded { .. }) if !self.active.is_empty() => {
                     self.waiting.push_front(job);
@@ -315,66 +321,213 @@ impl Thread {
         }
     }
 
-    /// A turn of every request.
+    /// A turn: a chunk of the prompt that has waited longest for one, then a token of every request whose prompt is done.
     fn advance(&mut self) {
-        let mut index = 0;
-        while index < self.active.len() {
-            if take_turn(&mut self.engine, &mut self.active[index]) {
-                self.branch(index);
-                index += 1;
-                continue;
+        self.turn += 1;
+        let prompts = self.active.iter_mut();
+        let prompts = prompts.filter(|active| active.generation.is_prefilling());
+        if let Some(active) = prompts.min_by_key(|active| active.last_chunk) {
+            active.last_chunk = self.turn;
+            let progress = self.engine.advance(&mut active.generation);
+            active.tell(progress);
+        }
+        self.branch();
+        let others = self.active.iter_mut();
+        let mut others: Vec<&mut Active> = others
+            .filter(|active| !active.is_over && !active.generation.is_prefilling())
+            .collect();
+        let generations = others.iter_mut().map(|active| &mut active.generation);
+        let mut generations: Vec<&mut Generation> = generations.collect();
+        let progress = self.engine.advance_all(&mut generations);
+        for (active, progress) in others.into_iter().zip(progress) {
+            active.tell(progress);
+        }
+        // In order, so that turns stay fair and batches what they were.
+        for active in std::mem::take(&mut self.active) {
+            if active.is_over {
+                self.parked.park(active.generation.into_session());
+            } else {
+                self.active.push(active);
             }
-            // In order, so that turns stay fair.
-            let Active { generation, job } = self.active.remove(index);
-            self.parked.park(generation.into_session());
-            // Where the first of several is done with, so is the client.
-            drop(job);
         }
     }
 
-    /// Begins with the further choices of a request whose prompt is computed. One that there is no memory for now waits.
-    fn branch(&mut self, index: usize) {
-        let Active { generation, job } = &mut self.active[index];
-        if job.others.is_empty() || !generation.is_prefilled() {
-            return;
-        }
-        for other in std::mem::take(&mut job.others) {
-            let sampling = other.request.sampling.clone();
-            let Active { generation, .. } = &mut self.active[index];
-            match self
-                .engine
-                .branch(generation, sampling, other.cancel.clone())
-            {
-                Ok(generation) => self.active.push(Active {
-                    generation,
-                    job: other,
-                }),
-                Err(_) => self.waiting.push_back(other),
+    /// Begins with the further choices of requests whose prompt is computed. One that there is no memory for now waits.
+    fn branch(&mut self) {
+        for index in 0..self.active.len() {
+            let Active {
+                generation, job, ..
+            } = &mut self.active[index];
+            if !generation.is_prefilled() {
+                continue;
+            }
+            for other in std::mem::take(&mut job.others) {
+                let (sampling, cancel) = (other.request.sampling.clone(), other.cancel.clone());
+                let generation = &mut self.active[index].generation;
+                match self.engine.branch(generation, sampling, cancel) {
+                    Ok(generation) => {
+                        self.active.push(Active::new(generation, other, self.turn));
+                    }
+                    Err(_) => self.waiting.push_back(other),
+                }
             }
         }
     }
 }
 
-/// Does the request's next bit of work; false where it was the last.
-fn take_turn(engine: &mut Engine, active: &mut Active) -> bool {
-    let Active { generation, job } = active;
-    let event = match engine.advance(generation) {
-        Ok(Progress::Prefilled { done, total }) => Event::Prefilled(Reading {
-            total,
-            cached: generation.timings().cached_tokens,
-            done,
-        }),
-        Ok(Progress::Token(token)) => Event::Token(token),
-        Ok(Progress::Finished(finished)) => Event::Finished(
-            finished,
-            Usage {
-                prompt_tokens: generation.prompt_tokens(),
-                completion_tokens: generation.tokens().len(),
-                timings: generation.timings(),
-            },
-        ),
-        Err(error) => Event::Failed(error),
-    };
-    let goes_on = matches!(event, Event::Prefilled(_) | Event::Token(_));
-    job.tell(event) && goes_on
+impl Active {
+    fn new(generation: Generation, job: Job, turn: u64) -> Self {
+        Active {
+            generation,
+            job,
+            last_chunk: turn,
+            is_over: false,
+        }
+    }
+
+    /// Tells the client what was done; it is over with the last of it, and where nobody is there any more to hear it.
+    fn tell(&mut self, progress: Result<Progress, EngineError>) {
+        let Active {
+            generation, job, ..
+        } = self;
+        let event = match progress {
+            Ok(Progress::Prefilled { done, total }) => Event::Prefilled(Reading {
+                total,
+                cached: generation.timings().cached_tokens,
+                done,
+            }),
+            Ok(Progress::Token(token)) => Event::Token(token),
+            Ok(Progress::Finished(finished)) => Event::Finished(
+                finished,
+                Usage {
+                    prompt_tokens: generation.prompt_tokens(),
+                    completion_tokens: generation.tokens().len(),
+                    timings: generation.timings(),
+                },
+            ),
+            Err(error) => Event::Failed(error),
+        };
+        let goes_on = matches!(event, Event::Prefilled(_) | Event::Token(_));
+        self.is_over = !job.tell(event) || !goes_on;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lily_checkpoint::Checkpoint;
+    use lily_cpu::{CpuDevice, CpuOptions};
+    use lily_engine::{EngineOptions, TextModel};
+    use lily_testing::repository;
+
+    const CHUNK: usize = 16;
+
+    /// The thread, whose turns are taken by hand, and where jobs go to it.
+    fn thread() -> (Thread, Sender<Job>) {
+        let checkpoint = Arc::new(Checkpoint::open(&repository("models/lily-tiny")).unwrap());
+        let text = Arc::new(TextModel::load(&checkpoint).unwrap());
+        let device = CpuDevice::new(checkpoint, &CpuOptions::default()).unwrap();
+        let model = device.model().clone();
+        let options = EngineOptions {
+            prefill_chunk: CHUNK,
+            ..EngineOptions::default()
+        };
+        let (jobs, received) = channel();
+        let engine = Engine::new(Box::new(device), model, text, options).unwrap();
+        let thread = Thread {
+            figures: Arc::new(Mutex::new(Figures {
+                active: 0,
+                waiting: 0,
+                parked: 0,
+                memory: engine.memory(),
+            })),
+            engine,
+            jobs: received,
+            waiting: VecDeque::new(),
+            active: Vec::new(),
+            turn: 0,
+            parked: Parked::default(),
+            stopping: Arc::default(),
+        };
+        (thread, jobs)
+    }
+
+    /// A request with a prompt of so many chunks, in the queue.
+    fn submit(jobs: &Sender<Job>, chunks: usize) -> Answer {
+        let (sender, events) = unbounded_channel();
+        let cancel = CancelFlag::default();
+        let request = GenerationRequest {
+            prompt: (0..(chunks * CHUNK) as u32)
+                .map(|i| 100 + i % 900)
+                .collect(),
+            max_tokens: Some(200),
+            stop_ids: Some(Vec::new()),
+            ..GenerationRequest::default()
+        };
+        let job = Job {
+            request,
+            choice: 0,
+            others: Vec::new(),
+            events: sender,
+            cancel: cancel.clone(),
+            _counted: Arc::new(Counted(Arc::new(AtomicUsize::new(1)))),
+        };
+        jobs.send(job).unwrap();
+        Answer { events, cancel }
+    }
+
+    fn tokens(answer: &mut Answer) -> usize {
+        let events = std::iter::from_fn(|| answer.events.try_recv().ok());
+        events
+            .filter(|(_, event)| matches!(event, Event::Token(_)))
+            .count()
+    }
+
+    /// Chunks of its prompt that each request has so far, in the order in which they came.
+    fn chunks(thread: &Thread) -> Vec<usize> {
+        let active = thread.active.iter();
+        let done = active.map(|active| active.generation.timings().prefilled_tokens);
+        done.map(|done| done / CHUNK).collect()
+    }
+
+    #[test]
+    fn answers_go_on_while_prompts_are_read_in_turn() {
+        let (mut thread, jobs) = thread();
+        let turn = |thread: &mut Thread| {
+            assert!(thread.take_jobs());
+            thread.admit();
+            thread.advance();
+        };
+        let mut answer = submit(&jobs, 1);
+        turn(&mut thread);
+        assert_eq!(tokens(&mut answer), 1, "in the turn of its prompt's end");
+        let mut prompts = [submit(&jobs, 6), submit(&jobs, 3)];
+        for expected in [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2]] {
+            turn(&mut thread);
+            assert_eq!(chunks(&thread), [1, expected[0], expected[1]]);
+            assert_eq!(tokens(&mut answer), 1);
+        }
+        // Who comes now waits for those that waited longer, and is not passed over.
+        let _late = submit(&jobs, 2);
+        for expected in [
+            [3, 3, 0],
+            [4, 3, 0],
+            [4, 3, 1],
+            [5, 3, 1],
+            [5, 3, 2],
+            [6, 3, 2],
+        ] {
+            turn(&mut thread);
+            assert_eq!(chunks(&thread)[1..], expected);
+            assert_eq!(tokens(&mut answer), 1);
+        }
+        assert_eq!(prompts.each_mut().map(tokens), [1, 6]);
+        // Whoever goes is gone with the next turn, whatever they waited for.
+        let long = [submit(&jobs, 60), submit(&jobs, 60)];
+        turn(&mut thread);
+        assert_eq!(thread.active.len(), 6);
+        drop((prompts, long));
+        turn(&mut thread);
+        assert_eq!(thread.active.len(), 2);
+    }
 }

@@ -6,9 +6,11 @@
 mod fixtures;
 mod runner;
 mod synthetic;
+mod watched;
 
 pub use fixtures::{
     GoldenPrompt, arg_max, distance, fixture, golden_prompts, read_stored, read_tensors, repository,
 };
 pub use runner::Runner;
 pub use synthetic::{Packed, Synthetic};
+pub use watched::{Seen, Watched};

@@ -3,7 +3,7 @@
 use crate::fixtures::arg_max;
 use lily_plan::{
     Device, Launch, ModelDescription, Outcome, Phase, Plan, PlanClass, PlanOutput, Precision,
-    SessionState, route,
+    SamplingRow, SessionState, StateCopy, StateSlot, route,
 };
 use std::sync::Arc;
 
@@ -190,6 +190,104 @@ impl<D: Device> Runner<D> {
         };
         let mut unlike = self.device.new_session(unlike, 400).expect("a session");
         assert!(unlike.copy_cache(self.session.as_mut(), 10).is_err());
+    }
+
+    /// Checks that decode of so many sessions together (of eight in all), each at a position of its own, leaves of each
+    /// what it leaves alone, bit for bit: logits, tokens, states. Greedy rows are among those that a plan samples for.
+    pub fn check_rows(&mut self, counts: &[usize]) {
+        let alone = self.decode_rows(1);
+        for &together in counts {
+            let found = self.decode_rows(together);
+            for (row, (found, expected)) in found.iter().zip(&alone).enumerate() {
+                let precision = self.precision;
+                assert!(
+                    found == expected,
+                    "{precision}: session {row} is not among {together} what it is alone"
+                );
+            }
+        }
+    }
+
+    /// Decode steps of eight sessions, `together` of them in a plan: the bits that are left of each.
+    fn decode_rows(&mut self, together: usize) -> Vec<Vec<u32>> {
+        const COUNT: usize = 8;
+        let vocabulary = self.model.config.vocab_size as u32;
+        let mut sessions = Vec::new();
+        for row in 0..COUNT as u32 {
+            let session = self.device.new_session(self.precision, 400);
+            let mut session = session.expect("a session");
+            std::mem::swap(&mut self.session, &mut session);
+            // 1, 4, 13 and so on, up to 148: two blocks of attention.
+            let prompt: Vec<u32> = (0..1 + 3 * row * row)
+                .map(|i| (i * 37 + row * 11) % vocabulary)
+                .collect();
+            self.prefill_more(&prompt);
+            std::mem::swap(&mut self.session, &mut session);
+            sessions.push(session);
+        }
+        let greedy = SamplingRow::default();
+        let mut warm = greedy.parameters.clone();
+        warm.temperature = 1.0;
+        let outputs = [
+            PlanOutput::AllLogits,
+            PlanOutput::Token,
+            PlanOutput::Sampled,
+        ];
+        let mut left = vec![Vec::new(); COUNT];
+        for (step, output) in outputs.into_iter().enumerate() {
+            let plan = self.plan(Phase::Decode, together, output);
+            let tokens: Vec<u32> = (0..COUNT)
+                .map(|row| (step * 7 + row * 13) as u32 % vocabulary)
+                .collect();
+            // Every third row is greedy; of the others each has numbers of its own.
+            let sampling: Vec<SamplingRow<'_>> = (0..COUNT)
+                .map(|row| SamplingRow {
+                    parameters: if row % 3 == 0 {
+                        greedy.parameters
+                    } else {
+                        &warm
+                    },
+                    step: row as u64,
+                    ..greedy
+                })
+                .collect();
+            for first in (0..COUNT).step_by(together) {
+                let rows = first..first + together;
+                let mut states: Vec<&mut dyn SessionState> = Vec::new();
+                for session in &mut sessions[rows.clone()] {
+                    states.push(session.as_mut());
+                }
+                let launch = Launch {
+                    tokens: &tokens[rows.clone()],
+                    sessions: &mut states,
+                    preset: &[],
+                    token_limit: u32::MAX,
+                    sampling: &sampling[rows.clone()],
+                    observer: None,
+                };
+                let outcome = self.device.execute(&plan, launch).expect("the plan runs");
+                let each = outcome.logits.len() / together;
+                for (index, row) in rows.enumerate() {
+                    let logits = &outcome.logits[index * each..][..each];
+                    left[row].extend(logits.iter().map(|logit| logit.to_bits()));
+                    left[row].extend(outcome.tokens.get(index));
+                }
+            }
+        }
+        for (left, session) in left.iter_mut().zip(&sessions) {
+            for layer in 0..self.model.config.layers as u16 {
+                for slot in [
+                    StateSlot::RecurrentState(layer, StateCopy::Live),
+                    StateSlot::ConvolutionHistory(layer, StateCopy::Live),
+                    StateSlot::KeyCache(layer),
+                    StateSlot::ValueCache(layer),
+                ] {
+                    let values = session.read(slot);
+                    left.extend(values.into_iter().map(f32::to_bits));
+                }
+            }
+        }
+        left
     }
 
     /// Goes on with a prompt.

@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use support::{command, expected, file, lily, lily_with_input, repository};
-use terminal::{CTRL_C, CTRL_D, DIM, ENTER, Terminal, UP};
+use terminal::{CTRL_C, CTRL_D, DIM, ENTER, Terminal, UP, status_of};
 
 const QUESTION: &str = "What is 38 + 47?";
 const ANSWER: &str = "38 + 47 = 85";
@@ -166,7 +166,7 @@ fn ctrl_c_ends_it_where_nobody_types() {
         let id = child.id().to_string();
         let sent = Command::new("kill").args(["-INT", &id]).status();
         assert!(sent.unwrap().success());
-        assert_eq!(child.wait().unwrap().code(), Some(130), "{line:?}");
+        assert_eq!(status_of(&mut child), Some(130), "{line:?}");
     }
 }
 
@@ -421,7 +421,10 @@ fn the_history_is_private_and_can_be_elsewhere_or_nowhere() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "/think on\n");
     // The arrow finds it in another process.
     say(&[], UP);
+    // One that was open to others is not any more.
     let elsewhere = home.path().join("mine");
+    std::fs::write(&elsewhere, "").unwrap();
+    std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o644)).unwrap();
     say(&["--history", elsewhere.to_str().unwrap()], "/think off");
     assert_eq!(mode(&elsewhere), 0o600);
     assert_eq!(std::fs::read_to_string(&elsewhere).unwrap(), "/think off\n");

@@ -162,7 +162,8 @@ pub struct SamplingArguments {
     /// Added to one token's logit, from -100 to 100; may be repeated
     #[arg(long, value_name = "ID=VALUE", value_parser = logit_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Makes the answer repeatable [default: a new one each time; shown by --json and --verbose]
+    /// Makes the answer repeatable [default: a new one each time, which lily run shows with --json and
+    /// --verbose]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub seed: Option<u64>,
     /// Choose tokens on the processor even where the device could, from the logits of each step

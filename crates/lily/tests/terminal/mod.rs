@@ -105,15 +105,23 @@ impl Terminal {
     /// The status of the command, which must come to its end.
     #[track_caller]
     pub fn status(&mut self) -> Option<i32> {
-        let begun = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            let all = self.transcript();
-            assert!(begun.elapsed() < Duration::from_secs(20), "goes on: {all}");
-            std::thread::sleep(Duration::from_millis(10));
+        status_of(&mut self.child)
+    }
+}
+
+/// The status of a command, which must come to its end.
+#[track_caller]
+pub fn status_of(child: &mut Child) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code();
         }
+        if begun.elapsed() > Duration::from_secs(20) {
+            child.kill().unwrap();
+            panic!("it does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

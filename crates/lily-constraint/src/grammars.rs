@@ -7,8 +7,8 @@ use crate::vocabulary::vocabulary;
 use lily_engine::Tokenizer;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
-use llguidance::{Matcher, ParserFactory};
-use serde_json::{Map, Value, json};
+use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Makes grammars for one vocabulary.
@@ -62,7 +62,7 @@ impl Grammars {
     /// For schemas that are not sound, say what cannot be enforced, or are too large.
     pub fn json(&self, schema: &Value) -> Result<Grammar, ConstraintError> {
         check(None, schema)?;
-        self.make(TopLevelGrammar::from_json_schema(on_one_line(schema)))
+        self.make(TopLevelGrammar::from_json_schema(sparing(schema.clone())))
             .map_err(|reason| ConstraintError::Schema { of: None, reason })
     }
 
@@ -125,18 +125,17 @@ impl Grammars {
     }
 }
 
-/// A schema of JSON with at most a space behind commas and colons and none elsewhere: where any is allowed, a model that
-/// does not know what comes next writes blanks for as long as it may.
-pub(crate) fn on_one_line(schema: &Value) -> Value {
-    let mut schema = match schema {
-        Value::Object(entries) => entries.clone(),
-        // `true`: any value.
-        _ => Map::new(),
-    };
-    let separators =
-        json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
-    schema.insert("x-guidance".into(), separators);
-    Value::Object(schema)
+/// A schema of JSON with little white space: between two tokens of it one space, or a new line and what it is indented by.
+/// Where any amount may stand, a model that is kept from saying what it wants to can go on with it without end.
+pub(crate) fn sparing(mut schema: Value) -> Value {
+    if schema.is_object() {
+        let options = JsonCompileOptions {
+            whitespace_pattern: Some(r"\x20|\n\x20{0,16}".into()),
+            ..JsonCompileOptions::default()
+        };
+        options.apply_to(&mut schema);
+    }
+    schema
 }
 
 fn check(of: Option<&str>, schema: &Value) -> Result<(), ConstraintError> {

@@ -14,9 +14,9 @@
 //! that are required and any of the others.
 
 use crate::ConstraintError;
-use crate::grammars::on_one_line;
+use crate::grammars::sparing;
 use lily_engine::Tokenizer;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// Text that no value may have in it, as it would be the end of what the value stands in.
@@ -104,7 +104,7 @@ pub(crate) fn grammar(
     let mut text = match or_json {
         None => format!("start: {calls}\n"),
         Some(schema) => {
-            let schema = on_one_line(schema);
+            let schema = sparing(schema.clone());
             format!("start: answer | {calls}\nanswer: %json {schema}\n")
         }
     };
@@ -186,7 +186,7 @@ fn parameter(
         None => {
             // A schema cannot be told what may not be in its strings; the tags are tokens of their own, and JSON has no
             // use for them.
-            let schema = on_one_line(&tool.with_definitions(schema));
+            let schema = sparing(self_contained(tool, schema));
             let _ = writeln!(text, "{rule}: {begin} {rule}_v \"\\n</parameter>\\n\"");
             let _ = writeln!(text, "{rule}_v: %json {schema}");
             return Ok(());
@@ -208,6 +208,14 @@ fn parameter(
     let _ = writeln!(text, "{rule}_v[lazy]: {terminal} END");
     let _ = writeln!(text, "{terminal}: {value}");
     Ok(())
+}
+
+fn self_contained(tool: &Tool, schema: &Value) -> Value {
+    match schema {
+        Value::Object(_) => tool.with_definitions(schema),
+        // `true` and the like: any value.
+        _ => json!({}),
+    }
 }
 
 /// What a text may be.

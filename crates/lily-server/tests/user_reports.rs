@@ -489,7 +489,14 @@ fn memory_is_guessed_wrongly_at_admission() {
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let working = figure("lily_memory_working_bytes");
-    unlimited.post(&asked(&question("Hello"), "max_tokens", json!(200)));
+    // What a session has set aside while it is answered.
+    let held = asked(
+        &asked(&endless(), "max_tokens", json!(200)),
+        "stream",
+        json!(true),
+    );
+    let mut stream = unlimited.send(&unlimited.chat_head(), &held.to_string());
+    stream.read_exact(&mut [0; 2_000]).unwrap();
     let one = figure("lily_memory_sessions_bytes");
     for (sessions, words, max_tokens, is_taken) in [
         // As large as the session that was, and larger.

@@ -47,7 +47,7 @@ pub fn serve(model: Option<&Path>, arguments: &ServeArguments) -> Result<(), Fai
     }
     let name = arguments.name.as_ref().unwrap_or(&opened.name.name);
     console.note(&format!(
-        "lily: listening at http://{address}/v1, as model {name}"
+        "lily: listening at http://{address}/v1, as model {name}; a page to chat at http://{address}/"
     ));
     let key = if api_keys.is_empty() {
         ""

@@ -79,7 +79,11 @@ fn it_says_where_it_listens_answers_and_ends_when_asked() {
     for told in ["model lily-tiny", "device ", "decode ", "memory "] {
         assert!(before.contains(&format!("lily: {told}")), "{before}");
     }
-    assert!(before.ends_with("/v1, as model mine"), "{before}");
+    let page = format!("a page to chat at http://{}/", serving.address);
+    assert!(
+        before.contains("/v1, as model mine;") && before.ends_with(&page),
+        "{before}"
+    );
     // The line it says to try: its body, and its address.
     let said = &mut serving.said;
     let curl = [said.next().unwrap().unwrap(), said.next().unwrap().unwrap()].join("");

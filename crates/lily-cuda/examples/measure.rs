@@ -1,13 +1,14 @@
 //! Checks and times the kernels on an NVIDIA GPU, in one go:
 //!
-//! `cargo run --release -p lily-cuda --example measure -- [quick] [latency] [presets] [check] [speed] [steps]`
+//! `cargo run --release -p lily-cuda --example measure -- [quick] [latency] [presets] [check] [speed] [steps] [batches]`
 //!
 //! - `quick`: the goldens, and every step of fused plans of small models against the reference;
 //! - `latency`: what steps cost that do next to nothing;
 //! - `presets`: whether what the host writes is there when kernels run;
 //! - `check`: every step of small models against the reference, and the recorded goldens;
 //! - `speed`: decode and prefill of a model of the real shapes with random weights (19.5 GB in TMPDIR);
-//! - `steps`: each kind of step of that model alone, with the bandwidth it reaches.
+//! - `steps`: each kind of step of that model alone, with the bandwidth it reaches;
+//! - `batches`: the same for decode of several sessions together, behind 256 tokens, and no more.
 
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions, Kernels, compare_device};
@@ -15,7 +16,7 @@ use lily_cuda::{Cuda, CudaOptions};
 use lily_gpu::{GpuDevice, GpuOptions, Stage};
 use lily_plan::{
     Assumptions, Device, ElementType, Launch, Observer, Operation, Phase, Plan, PlanBuilder,
-    PlanClass, PlanOutput, Precision, ScratchId, SessionState,
+    PlanClass, PlanOutput, Precision, ScratchId, SessionState, route,
 };
 use lily_sampling::{SamplingParameters, SamplingRow};
 use lily_testing::{
@@ -23,6 +24,7 @@ use lily_testing::{
 };
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::slice::from_mut;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +45,12 @@ fn main() {
     }
     if wants("speed") || wants("steps") {
         real(wants("speed"), wants("steps"));
+    } else if wants("batches") {
+        let mut runner = real_model();
+        let tokens: Vec<u32> = (1..257).collect();
+        let plan = runner.plan(Phase::Prefill, tokens.len(), PlanOutput::State);
+        runner.run(&plan, &tokens);
+        batches(&mut runner, tokens.len(), true);
     }
 }
 
@@ -338,7 +346,8 @@ fn steps_agree(
     worst
 }
 
-fn real(speed: bool, steps: bool) {
+/// A model of the real shapes on the device, with a session.
+fn real_model() -> Runner<GpuDevice<Cuda>> {
     let config =
         std::fs::read_to_string(repository("fixtures/qwen3.6-35b-a3b/config.json")).expect("there");
     let config: Value = serde_json::from_str(&config).expect("JSON");
@@ -363,6 +372,11 @@ fn real(speed: bool, steps: bool) {
         .device
         .new_session(Precision::Bf16, 40_000)
         .expect("room");
+    runner
+}
+
+fn real(speed: bool, steps: bool) {
+    let mut runner = real_model();
     let vocabulary = runner.model.config.vocab_size as u32;
     let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % vocabulary;
     let mut position = 0;
@@ -387,7 +401,12 @@ fn real(speed: bool, steps: bool) {
         }
         let decode = runner.plan(Phase::Decode, 1, PlanOutput::Token);
         if speed {
-            let microseconds = whole(&mut runner, &decode, &[token(position)]);
+            let microseconds = whole(
+                &mut runner.device,
+                &decode,
+                &[token(position)],
+                from_mut(&mut runner.session),
+            );
             println!(
                 "decode at {position}: {microseconds:.0} us on the GPU, {:.1} tok/s",
                 1e6 / microseconds
@@ -396,22 +415,40 @@ fn real(speed: bool, steps: bool) {
         if speed {
             walls(&mut runner, position);
         }
+        if target <= 4_096 {
+            batches(&mut runner, position, false);
+        }
         if speed {
             let sampled = runner.plan(Phase::Decode, 1, PlanOutput::Sampled);
-            let microseconds = whole(&mut runner, &sampled, &[token(position)]);
+            let microseconds = whole(
+                &mut runner.device,
+                &sampled,
+                &[token(position)],
+                from_mut(&mut runner.session),
+            );
             println!(
                 "  with temperature 1, top-p 0.95, top-k 20 in place of the most probable: {microseconds:.0} us"
             );
         }
         if steps && target <= 4_096 {
-            table(&mut runner, &decode, &[token(position)], position);
+            table(
+                &mut runner.device,
+                &decode,
+                &[token(position)],
+                from_mut(&mut runner.session),
+            );
         }
     }
     if steps {
         for rows in [512, 2_048] {
             let plan = runner.plan(Phase::Prefill, rows, PlanOutput::State);
             let tokens: Vec<u32> = (0..rows).map(token).collect();
-            table(&mut runner, &plan, &tokens, position);
+            table(
+                &mut runner.device,
+                &plan,
+                &tokens,
+                from_mut(&mut runner.session),
+            );
         }
     }
     runner.device.with_gpu(|gpu| {
@@ -463,8 +500,54 @@ fn walls(runner: &mut Runner<GpuDevice<Cuda>>, position: usize) {
     println!("  by the clock: {one_by_one:.0} us one by one, {ahead:.0} us ahead");
 }
 
+/// Decode of several sessions as one batch, each at the same position with a token of its own.
+fn batches(runner: &mut Runner<GpuDevice<Cuda>>, position: usize, steps: bool) {
+    let snapshot = runner.session.snapshot().expect("room");
+    let vocabulary = runner.model.config.vocab_size as u32;
+    let mut alone = 0.0;
+    for rows in route::DECODE_ROWS {
+        let mut sessions: Vec<Box<dyn SessionState>> = Vec::new();
+        for _ in 0..rows {
+            let made = runner.device.new_session(Precision::Bf16, position + 64);
+            let mut session = made.expect("room");
+            let copied = session.copy_cache(runner.session.as_mut(), position);
+            copied.expect("the same device");
+            session.restore(snapshot.as_ref()).expect("the same model");
+            sessions.push(session);
+        }
+        let plan = runner.plan(Phase::Decode, rows, PlanOutput::Token);
+        let tokens: Vec<u32> = (0..rows as u32)
+            .map(|row| (row + 1) * 40_503 % vocabulary)
+            .collect();
+        let gpu = &mut runner.device;
+        let microseconds = whole(gpu, &plan, &tokens, &mut sessions) / rows as f64;
+        if rows == 1 {
+            alone = microseconds;
+        }
+        println!(
+            "  {rows} together: {microseconds:.0} us a token, {:.2} times the rate of one",
+            alone / microseconds
+        );
+        if steps {
+            table(gpu, &plan, &tokens, &mut sessions);
+        }
+    }
+}
+
+fn borrowed(sessions: &mut [Box<dyn SessionState>]) -> Vec<&mut dyn SessionState> {
+    sessions
+        .iter_mut()
+        .map(|session| session.as_mut())
+        .collect()
+}
+
 /// Microseconds of a whole plan as one graph.
-fn whole(runner: &mut Runner<GpuDevice<Cuda>>, plan: &Arc<Plan>, tokens: &[u32]) -> f64 {
+fn whole(
+    device: &mut GpuDevice<Cuda>,
+    plan: &Arc<Plan>,
+    tokens: &[u32],
+    sessions: &mut [Box<dyn SessionState>],
+) -> f64 {
     let parameters = SamplingParameters {
         temperature: 1.0,
         top_k: Some(20),
@@ -476,30 +559,36 @@ fn whole(runner: &mut Runner<GpuDevice<Cuda>>, plan: &Arc<Plan>, tokens: &[u32])
         ..SamplingRow::default()
     };
     let sampling = if plan.samples() { vec![row] } else { vec![] };
-    let mut sessions = [runner.session.as_mut()];
-    runner
-        .device
+    device
         .with_stages(
             plan,
-            launch(tokens, &mut sessions, &sampling),
+            launch(tokens, &mut borrowed(sessions), &sampling),
             |gpu, stages| gpu.time(stages, 10),
         )
         .expect("the plan runs")
 }
 
 /// Each kind of step: how many, microseconds of one alone, bandwidth, share.
-fn table(runner: &mut Runner<GpuDevice<Cuda>>, plan: &Arc<Plan>, tokens: &[u32], context: usize) {
-    let total = whole(runner, plan, tokens);
+fn table(
+    device: &mut GpuDevice<Cuda>,
+    plan: &Arc<Plan>,
+    tokens: &[u32],
+    sessions: &mut [Box<dyn SessionState>],
+) {
+    let context = sessions[0].position();
+    let total = whole(device, plan, tokens, sessions);
     let assumptions = Assumptions::at_context(context);
-    let mut sessions = [runner.session.as_mut()];
-    let times = runner
-        .device
-        .with_stages(plan, launch(tokens, &mut sessions, &[]), |gpu, stages| {
-            stages
-                .iter()
-                .map(|stage| gpu.time(std::slice::from_ref(stage), 5))
-                .collect::<Result<Vec<f64>, _>>()
-        })
+    let times = device
+        .with_stages(
+            plan,
+            launch(tokens, &mut borrowed(sessions), &[]),
+            |gpu, stages| {
+                stages
+                    .iter()
+                    .map(|stage| gpu.time(std::slice::from_ref(stage), 5))
+                    .collect::<Result<Vec<f64>, _>>()
+            },
+        )
         .expect("the plan runs");
     let mut kinds: BTreeMap<String, (usize, f64, f64)> = BTreeMap::new();
     for (steps, microseconds) in plan.stages.iter().zip(&times) {

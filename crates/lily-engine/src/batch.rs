@@ -41,7 +41,7 @@ struct Batch {
 
 /// Batches of the sizes that plans have, the largest first, for generations by their numbers. Three are two and one: no
 /// session is at hand that could fill up a plan of four.
-fn batches(wanted: &[(usize, Wanted)]) -> Vec<Batch> {
+fn batches(wanted: &[(usize, Wanted)], most: usize) -> Vec<Batch> {
     let mut groups: Vec<Vec<(usize, Wanted)>> = Vec::new();
     for &one in wanted {
         match groups
@@ -57,7 +57,7 @@ fn batches(wanted: &[(usize, Wanted)]) -> Vec<Batch> {
         let mut rest = &group[..];
         while !rest.is_empty() {
             let mut sizes = route::DECODE_ROWS.into_iter().rev();
-            let size = sizes.find(|&size| size <= rest.len());
+            let size = sizes.find(|&size| size <= rest.len().min(most));
             let (these, others) = rest.split_at(size.unwrap_or(1));
             let mut outputs = these.iter().map(|(_, wanted)| wanted.output);
             let sampled = outputs.find(|&output| output == PlanOutput::Sampled);
@@ -94,7 +94,8 @@ impl Engine {
         let wanted: Vec<(usize, Wanted)> = decoding
             .map(|(index, generation)| (index, Wanted::of(generation)))
             .collect();
-        for Batch { output, members } in batches(&wanted) {
+        let most = self.device.most_decode_rows();
+        for Batch { output, members } in batches(&wanted, most) {
             let mut batch: Vec<&mut Generation> = generations
                 .iter_mut()
                 .enumerate()
@@ -150,7 +151,7 @@ mod tests {
     /// The batches of what is wanted, as output and members.
     fn of(wanted: &[Wanted]) -> Vec<(PlanOutput, Vec<usize>)> {
         let numbered: Vec<_> = wanted.iter().copied().enumerate().collect();
-        let batches = batches(&numbered).into_iter();
+        let batches = batches(&numbered, 8).into_iter();
         batches.map(|batch| (batch.output, batch.members)).collect()
     }
 
@@ -168,6 +169,9 @@ mod tests {
         assert_eq!(sizes(8), [8]);
         assert_eq!(sizes(11), [8, 2, 1]);
         assert!(of(&[]).is_empty());
+        let three = [(0, wanted(PlanOutput::Token, 4_096)); 3];
+        let alone = batches(&three, 1);
+        assert!(alone.len() == 3 && alone.iter().all(|batch| batch.members.len() == 1));
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl MemoryUse {
         let rows = options.prefill_chunk.clamp(1, context);
         let prefill = class(Phase::Prefill, rows, context, PlanOutput::LastLogits);
         let band = route::context_band(context);
-        let most_rows = route::DECODE_ROWS.into_iter().fold(1, usize::max);
+        let most_rows = device.most_decode_rows();
         let decode = |output| class(Phase::Decode, most_rows, band, output);
         let working = [
             prefill,

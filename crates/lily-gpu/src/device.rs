@@ -288,6 +288,10 @@ impl<G: Gpu + 'static> Device for GpuDevice<G> {
         }
     }
 
+    fn most_decode_rows(&self) -> usize {
+        lock(&self.gpu).most_decode_rows()
+    }
+
     fn can_sample(&self) -> bool {
         self.model.config.vocab_size <= record::MOST_SAMPLED_TOKENS
     }

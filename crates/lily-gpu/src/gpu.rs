@@ -1,7 +1,7 @@
 //! What a machine that runs kernels offers: the one interface of Metal, CUDA and the emulator.
 
 use crate::kernels::{Bound, Constant};
-use lily_plan::{DeviceError, StageTiming};
+use lily_plan::{DeviceError, StageTiming, route};
 use std::fmt;
 
 /// What multiplies matrices.
@@ -175,6 +175,10 @@ pub trait Gpu: Send {
     /// # Errors
     /// Of what was sent before the mark; of that behind it too, where the machine does not tell them apart.
     fn wait_for(&mut self, mark: u64) -> Result<(), DeviceError>;
+    /// Most sessions that are decoded together ([`Device::most_decode_rows`](lily_plan::Device::most_decode_rows)).
+    fn most_decode_rows(&self) -> usize {
+        route::MOST_DECODE_ROWS
+    }
     /// What the machine's clock says of the work that was waited for since this was last asked, where it was opened to
     /// tell.
     fn take_timings(&mut self) -> Vec<StageTiming> {

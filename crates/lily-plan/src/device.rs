@@ -4,6 +4,7 @@
 use crate::ahead::RunAhead;
 use crate::operand::{ScratchId, StateSlot};
 use crate::plan::{Phase, Plan};
+use crate::route;
 use lily_sampling::SamplingRow;
 use std::any::Any;
 use std::ops::Range;
@@ -414,6 +415,11 @@ pub trait Device: Send {
     /// The plan with the arithmetic that the device is fastest at; what it runs in place of the one recorded.
     fn suit(&self, plan: Plan) -> Plan {
         plan
+    }
+    /// Most sessions that are decoded together, of those that plans have: where more would take longer together than one
+    /// after another, fewer.
+    fn most_decode_rows(&self) -> usize {
+        route::MOST_DECODE_ROWS
     }
     /// Whether it runs plans that sample ([`PlanOutput::Sampled`](crate::PlanOutput::Sampled)) for its model.
     fn can_sample(&self) -> bool;

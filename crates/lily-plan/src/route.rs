@@ -13,6 +13,9 @@ const CONTEXT_BANDS: [(usize, usize); 3] = [(4_096, 128), (32_768, 256), (262_14
 /// Sessions that one decode plan serves.
 pub const DECODE_ROWS: [usize; 4] = [1, 2, 4, 8];
 
+/// The most of [`DECODE_ROWS`].
+pub const MOST_DECODE_ROWS: usize = 8;
+
 /// Tokens of a prefill chunk unless told otherwise: long enough that dequantising a weight tile is
 /// shared by hundreds of rows, short enough that the chunk's activations stay in cache on a CPU.
 pub const PREFILL_CHUNK: usize = 512;

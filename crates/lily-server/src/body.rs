@@ -31,7 +31,14 @@ pub(crate) async fn json(request: Request, longest: Duration) -> Result<Value, A
         })?
         .map_err(|error| match error {
             BytesRejection::FailedToBufferBody(error) => {
-                ApiError::with_status(error.status(), error.body_text())
+                let status = error.status();
+                if status == StatusCode::PAYLOAD_TOO_LARGE {
+                    return ApiError::with_status(
+                        status,
+                        "the body is longer than this server takes",
+                    );
+                }
+                ApiError::with_status(status, error.body_text())
             }
             error => ApiError::with_status(StatusCode::BAD_REQUEST, error.body_text()),
         })?;

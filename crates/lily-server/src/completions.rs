@@ -16,6 +16,17 @@ use std::time::Instant;
 
 /// Fields that are known here beside the common ones.
 const FIELDS: &[&str] = &["prompt", "echo", "logprobs", "best_of", "suffix"];
+/// Fields of conversations, which would change the answer there.
+const OF_CHATS: &[&str] = &[
+    "messages",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "reasoning_effort",
+    "reasoning_budget",
+    "thinking_budget",
+    "chat_template_kwargs",
+];
 /// Most prompts of a request.
 const MOST_PROMPTS: usize = 64;
 /// Most tokens of an answer that names no limit: as OpenAI has it.
@@ -73,6 +84,9 @@ impl Asked {
         let fields = Fields::of(body)?;
         let mut common = Common::read(&fields, shared.text.default_sampling(), FIELDS)?;
         common.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS);
+        if let Some(name) = OF_CHATS.iter().find(|name| fields.value(name).is_some()) {
+            return Err(fields.unsupported(name, "ask /v1/chat/completions"));
+        }
         let top = fields.count("logprobs", 0)?;
         if top.is_some_and(|top| top > u64::from(MAXIMUM_ALTERNATIVES)) {
             return Err(fields.wrong("logprobs", &format!("at most {MAXIMUM_ALTERNATIVES}")));

@@ -151,7 +151,7 @@ pub(crate) fn message(deltas: impl IntoIterator<Item = Delta>) -> Value {
             }
         }
     }
-    let mut message = json!({"role": "assistant", "content": content});
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
     if !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.into();
     }

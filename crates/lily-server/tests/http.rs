@@ -21,7 +21,7 @@ fn it_answers_and_says_what_it_took() {
     let choice = &body["choices"][0];
     assert_eq!(
         choice["message"],
-        json!({"role": "assistant", "content": "38 + 47 = 85"})
+        json!({"role": "assistant", "content": "38 + 47 = 85", "refusal": null})
     );
     assert_eq!(choice["finish_reason"], "stop");
     let usage = &body["usage"];
@@ -158,8 +158,8 @@ fn mistakes_are_named_and_never_the_servers() {
                 json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
             ),
             400,
-            Some("messages"),
-            "image_url",
+            Some("messages[0].content[0]"),
+            "images are not supported",
         ),
         (
             with("temperature", json!("hot")),

@@ -161,6 +161,12 @@ fn a_call_that_is_cut_off_leaks_its_markup() {
             "{most}: {content}"
         );
         assert_eq!(body["choices"][0]["finish_reason"], "length");
+        // What was told can be sent back.
+        let mut next = with_tools("Go");
+        let messages = next["messages"].as_array_mut().unwrap();
+        messages.push(message(&body).clone());
+        messages.push(json!({"role": "user", "content": "Go on"}));
+        assert_eq!(server.post(&next).status, 200, "{next}");
     }
 }
 

@@ -73,6 +73,9 @@ impl<D: Device> Device for Watched<D> {
     fn working_bytes(&self, plan: &Plan) -> u64 {
         self.device.working_bytes(plan)
     }
+    fn most_decode_rows(&self) -> usize {
+        self.device.most_decode_rows()
+    }
     fn can_sample(&self) -> bool {
         self.device.can_sample()
     }

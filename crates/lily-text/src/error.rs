@@ -48,8 +48,8 @@ pub enum TemplateError {
     /// The template used up the work it is allowed.
     #[error("rendering the chat template takes too long and was stopped")]
     OutOfFuel,
-    /// Rendering failed in another way.
-    #[error("the chat template failed: {0:#}")]
+    /// Rendering failed in another way. The text has nothing of the messages: what is rendered stays out of logs.
+    #[error("the chat template failed: {0}")]
     Render(#[source] minijinja::Error),
 }
 

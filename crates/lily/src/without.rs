@@ -25,6 +25,10 @@ impl Device for Without {
         self.device.available_memory()
     }
 
+    fn most_decode_rows(&self) -> usize {
+        self.device.most_decode_rows()
+    }
+
     fn can_sample(&self) -> bool {
         self.device.can_sample()
     }

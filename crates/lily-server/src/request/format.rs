@@ -151,6 +151,8 @@ fn response_schema(fields: &Fields<'_>) -> Result<Option<Value>, ApiError> {
         Some("json_schema") => {
             let inner = format.object("json_schema", "response_format.json_schema.")?;
             let inner = inner.ok_or_else(|| format.wrong("json_schema", "an object"))?;
+            // The schema is kept to either way.
+            inner.boolean("strict")?;
             match inner.value("schema") {
                 Some(schema @ Value::Object(_)) => Ok(Some(schema.clone())),
                 // As OpenAI has it: any object.

@@ -26,6 +26,10 @@ const CHAT_FIELDS: &[&str] = &[
     "reasoning_budget",
     "thinking_budget",
     "enable_thinking",
+    // The names of other servers for the same.
+    "think",
+    "thinking",
+    "reasoning",
     "chat_template_kwargs",
     "modalities",
 ];
@@ -112,11 +116,31 @@ fn reasoning(fields: &Fields<'_>) -> Result<(Map<String, Value>, Option<usize>),
         Some(Value::Object(variables)) => variables.clone(),
         Some(_) => return Err(fields.wrong("chat_template_kwargs", "an object")),
     };
-    if let Some(thinks) = fields.boolean("enable_thinking")? {
-        variables.insert("enable_thinking".into(), Value::Bool(thinks));
+    for name in ["think", "enable_thinking"] {
+        if let Some(thinks) = fields.boolean(name)? {
+            variables.insert("enable_thinking".into(), Value::Bool(thinks));
+        }
     }
     let mut budget = None;
-    match fields.text("reasoning_effort")? {
+    if let Some(thinking) = fields.object("thinking", "thinking.")? {
+        match thinking.text("type")? {
+            None | Some("enabled" | "adaptive") => {}
+            Some("disabled") => {
+                variables.insert("enable_thinking".into(), Value::Bool(false));
+            }
+            Some(_) => return Err(thinking.wrong("type", "enabled or disabled")),
+        }
+        budget = tokens(&thinking, "budget_tokens")?.or(budget);
+    }
+    let mut effort = fields.text("reasoning_effort")?;
+    if let Some(reasoning) = fields.object("reasoning", "reasoning.")? {
+        effort = effort.or(reasoning.text("effort")?);
+        budget = tokens(&reasoning, "max_tokens")?.or(budget);
+        if reasoning.boolean("enabled")? == Some(false) {
+            variables.insert("enable_thinking".into(), Value::Bool(false));
+        }
+    }
+    match effort {
         None | Some("high" | "xhigh" | "max") => {}
         Some("none" | "minimal") => {
             variables.insert("enable_thinking".into(), Value::Bool(false));
@@ -127,15 +151,18 @@ fn reasoning(fields: &Fields<'_>) -> Result<(Map<String, Value>, Option<usize>),
                 let efforts = "one of none, minimal, low, medium, high, xhigh, max";
                 fields.wrong("reasoning_effort", efforts)
             })?;
-            budget = Some(known.1);
+            budget = budget.or(Some(known.1));
         }
     }
     for name in ["thinking_budget", "reasoning_budget"] {
-        if let Some(tokens) = fields.count(name, 0)? {
-            budget = Some(usize::try_from(tokens).unwrap_or(usize::MAX));
-        }
+        budget = tokens(fields, name)?.or(budget);
     }
     Ok((variables, budget))
+}
+
+fn tokens(fields: &Fields<'_>, name: &str) -> Result<Option<usize>, ApiError> {
+    let count = fields.count(name, 0)?;
+    Ok(count.map(|count| usize::try_from(count).unwrap_or(usize::MAX)))
 }
 
 fn chat_logprobs(fields: &Fields<'_>) -> Result<Option<u32>, ApiError> {

@@ -20,6 +20,10 @@ const COMMON_FIELDS: &[&str] = &[
     "top_k",
     "min_p",
     "repetition_penalty",
+    // The names of other servers for the same.
+    "repeat_penalty",
+    "n_predict",
+    "num_predict",
     "presence_penalty",
     "frequency_penalty",
     "logit_bias",
@@ -40,26 +44,70 @@ const COMMON_FIELDS: &[&str] = &[
     "prediction",
 ];
 
-/// Fields of other servers that would change the answer, and what there is in their place.
-const UNSUPPORTED: &[(&str, &str)] = &[
+/// Fields of other APIs that would change the answer, and what there is in their place.
+pub(super) const UNSUPPORTED: &[(&str, &str)] = &[
     (
         "ignore_eos",
         "forbid the tokens that end an answer by logit_bias",
     ),
     ("min_tokens", "leave it out"),
     ("stop_token_ids", "give stop"),
+    ("include_stop_str_in_output", "leave it out"),
+    ("bad_words", "give logit_bias"),
+    ("allowed_token_ids", "give logit_bias"),
     ("guided_json", "give response_format"),
     ("guided_regex", "give response_format"),
     ("guided_choice", "give response_format"),
     ("guided_grammar", "give response_format"),
     ("structured_outputs", "give response_format"),
-    ("grammar", "give response_format"),
+    ("response_schema", "give response_format"),
     ("json_schema", "give response_format"),
+    ("format", "give response_format"),
+    ("grammar", "give response_format"),
+    ("regex", "give response_format"),
+    ("ebnf", "give response_format"),
+    ("typical_p", "give top_p or min_p"),
+    ("top_n_sigma", "give top_p or min_p"),
+    ("mirostat", "give temperature"),
+    ("dry_multiplier", "give frequency_penalty"),
+    ("xtc_probability", "give temperature"),
+    ("length_penalty", "leave it out"),
+    ("logits_processors", "leave it out"),
     ("use_beam_search", "leave it out"),
+    ("best_of", "give n"),
     ("prompt_logprobs", "leave it out"),
+    ("truncate_prompt_tokens", "shorten the prompt"),
     ("continue_final_message", "leave it out"),
+    ("add_generation_prompt", "leave it out"),
+    ("chat_template", "the model's own is used"),
+    ("documents", "put them into a message"),
     ("web_search_options", "give a tool"),
+    ("verbosity", "say it in a message"),
 ];
+
+/// Values by which fields say what they would by being left out, beside those that say nothing of any.
+const NEUTRAL: &[(&str, f64)] = &[
+    ("typical_p", 1.0),
+    ("length_penalty", 1.0),
+    ("top_n_sigma", -1.0),
+];
+
+fn is_neutral(name: &str, value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => name == "add_generation_prompt",
+        Value::Number(number) => {
+            let number = number.as_f64();
+            number == Some(0.0)
+                || NEUTRAL
+                    .iter()
+                    .any(|(known, neutral)| *known == name && number == Some(*neutral))
+        }
+        Value::String(text) => text.is_empty() || (name == "verbosity" && text == "medium"),
+        Value::Array(all) => all.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+    }
+}
 
 /// What every completion has.
 #[derive(Debug)]
@@ -82,12 +130,10 @@ impl Common {
         defaults: SamplingParameters,
         further: &[&str],
     ) -> Result<Self, ApiError> {
+        fields.text("model")?;
         for (name, instead) in UNSUPPORTED {
-            // Switched off, they ask for nothing.
-            if fields
-                .value(name)
-                .is_some_and(|value| value != false && value != 0)
-            {
+            let is_asked = |value: &Value| !further.contains(name) && !is_neutral(name, value);
+            if fields.value(name).is_some_and(is_asked) {
                 return Err(fields.unsupported(name, instead));
             }
         }
@@ -104,7 +150,10 @@ impl Common {
             Some(options) => options.boolean("include_usage")?.unwrap_or(false),
             None => false,
         };
-        let max_tokens = fields.count("max_tokens", 1)?;
+        let mut max_tokens = fields.count("max_tokens", 1)?;
+        for alias in ["n_predict", "num_predict"] {
+            max_tokens = max_tokens.or(fields.count(alias, 1)?);
+        }
         let is_ignored = |name: &&str| {
             let known = [COMMON_FIELDS, further];
             let unsupported = || UNSUPPORTED.iter().any(|(known, _)| known == name);
@@ -139,9 +188,12 @@ fn sampling(
     fields: &Fields<'_>,
     defaults: SamplingParameters,
 ) -> Result<SamplingParameters, ApiError> {
-    let top_k = fields
-        .count("top_k", 0)?
-        .map(|k| u32::try_from(k).unwrap_or(u32::MAX));
+    // Zero, and with some servers -1, is all.
+    let top_k = match fields.value("top_k") {
+        Some(value) if value == -1 => Some(0),
+        _ => fields.count("top_k", 0)?,
+    };
+    let top_k = top_k.map(|k| u32::try_from(k).unwrap_or(u32::MAX));
     let number = |name: &str, default: f32| -> Result<f32, ApiError> {
         Ok(fields.number(name)?.unwrap_or(default))
     };
@@ -150,7 +202,10 @@ fn sampling(
         top_k: top_k.map_or(defaults.top_k, |k| (k > 0).then_some(k)),
         top_p: number("top_p", defaults.top_p)?,
         min_p: number("min_p", defaults.min_p)?,
-        repetition_penalty: number("repetition_penalty", defaults.repetition_penalty)?,
+        repetition_penalty: number(
+            "repetition_penalty",
+            number("repeat_penalty", defaults.repetition_penalty)?,
+        )?,
         presence_penalty: number("presence_penalty", defaults.presence_penalty)?,
         frequency_penalty: number("frequency_penalty", defaults.frequency_penalty)?,
         logit_bias: logit_bias(fields)?,

@@ -50,10 +50,159 @@ fn what_would_change_the_answer_is_refused_and_the_rest_ignored() {
         let error = read(with(name, json!({"a": 1}))).unwrap_err().to_json();
         assert_eq!(error["error"]["param"], name);
     }
-    let request = read(with("ignore_eos", json!(false))).unwrap();
-    assert!(request.common.ignored.is_empty());
+    for (name, value) in [
+        ("ignore_eos", json!(false)),
+        ("typical_p", json!(1.0)),
+        ("stop_token_ids", json!([])),
+        ("verbosity", json!("medium")),
+        ("add_generation_prompt", json!(true)),
+    ] {
+        let request = read(with(name, value)).unwrap();
+        assert!(request.common.ignored.is_empty(), "{name}");
+    }
     let request = read(with("shoe_size", json!(43))).unwrap();
     assert_eq!(request.common.ignored, ["shoe_size"]);
+}
+
+#[test]
+fn other_servers_names_mean_the_same() {
+    let thinks = |name: &str, value: Value| {
+        let request = read(with(name, value)).unwrap();
+        let thinks = request
+            .conversation
+            .variables
+            .get("enable_thinking")
+            .cloned();
+        (
+            thinks.and_then(|thinks| thinks.as_bool()),
+            request.reasoning_budget,
+        )
+    };
+    assert_eq!(thinks("think", json!(false)), (Some(false), None));
+    assert_eq!(
+        thinks("thinking", json!({"type": "disabled"})),
+        (Some(false), None)
+    );
+    assert_eq!(
+        thinks("thinking", json!({"type": "enabled", "budget_tokens": 9})),
+        (None, Some(9))
+    );
+    assert_eq!(
+        thinks("reasoning", json!({"effort": "none"})),
+        (Some(false), None)
+    );
+    assert_eq!(
+        thinks("reasoning", json!({"effort": "low", "max_tokens": 5})),
+        (None, Some(5))
+    );
+    let common = |name: &str, value: Value| read(with(name, value)).unwrap().common;
+    assert_eq!(common("n_predict", json!(7)).max_tokens, Some(7));
+    assert_eq!(
+        common("repeat_penalty", json!(1.5))
+            .sampling
+            .repetition_penalty,
+        1.5
+    );
+    assert_eq!(common("top_k", json!(-1)).sampling.top_k, None);
+}
+
+/// A conversation's past comes back as it was told, cut off or not, and each mistake in it has its place.
+#[test]
+fn calls_and_results_of_the_past_are_put_in_order() {
+    let past = |calls: Value, results: &[&str]| {
+        let mut messages = vec![
+            json!({"role": "user", "content": "x"}),
+            json!({"role": "assistant", "tool_calls": calls}),
+        ];
+        let results = results.iter();
+        messages
+            .extend(results.map(|id| json!({"role": "tool", "tool_call_id": id, "content": id})));
+        read(json!({"messages": messages})).map(|request| request.conversation.messages)
+    };
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+    let ids = |messages: &[Value]| -> Vec<String> {
+        messages[2..]
+            .iter()
+            .map(|message| message["content"].as_str().unwrap().into())
+            .collect()
+    };
+    let calls = json!([call("a", "{}"), call("b", "{}"), call("c", "{}")]);
+    assert_eq!(
+        ids(&past(calls.clone(), &["c", "a", "b"]).unwrap()),
+        ["a", "b", "c"]
+    );
+    assert_eq!(
+        ids(&past(calls, &["c", "unknown", "b"]).unwrap()),
+        ["c", "unknown", "b"]
+    );
+    for (cut, mended) in [
+        ("{\"a\": 5", json!({"a": 5})),
+        ("{\"a\": \"b", json!({"a": "b"})),
+        ("{\"a\": [1", json!({"a": [1]})),
+        ("{\"a\": {\"b\": 1}", json!({"a": {"b": 1}})),
+        ("{\"a\":", json!({"a": null})),
+        ("{\"a\": [{", json!({})),
+        ("", json!(null)),
+    ] {
+        let messages = past(json!([call("a", cut)]), &[]).unwrap();
+        let arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
+            .as_str()
+            .unwrap();
+        assert_eq!(
+            serde_json::from_str::<Value>(arguments).unwrap_or_default(),
+            mended,
+            "{cut}"
+        );
+    }
+    for (call, place) in [
+        (
+            json!({"id": "1", "type": "function", "function": {}}),
+            "function.name",
+        ),
+        (
+            json!({"id": "1", "type": "custom", "custom": {"name": "f"}}),
+            "type",
+        ),
+        (
+            json!({"function": {"name": "f", "arguments": 7}}),
+            "function.arguments",
+        ),
+        (json!("f"), "function"),
+    ] {
+        let error = past(json!([call]), &[]).unwrap_err().to_json();
+        assert_eq!(
+            error["error"]["param"],
+            format!("messages[1].tool_calls[0].{place}")
+        );
+    }
+}
+
+#[test]
+fn what_is_no_text_is_refused_by_its_place() {
+    let part = |part: Value| {
+        read(
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]}),
+        )
+    };
+    for wrong in [
+        json!({"type": "image_url", "image_url": {"url": "x"}}),
+        json!({"type": "input_audio", "input_audio": {}}),
+        json!({"type": "text"}),
+        json!("text"),
+    ] {
+        let error = part(wrong).unwrap_err().to_json();
+        assert_eq!(error["error"]["param"], "messages[0].content[1]", "{error}");
+    }
+    assert!(part(json!({"type": "refusal", "refusal": "No."})).is_ok());
+    for (name, value) in [
+        ("function_call", json!({"name": "f"})),
+        ("audio", json!({"id": "x"})),
+    ] {
+        let mut message = json!({"role": "assistant", "content": "x"});
+        message[name] = value;
+        let error = read(json!({"messages": [message]})).unwrap_err().to_json();
+        assert_eq!(error["error"]["param"], format!("messages[0].{name}"));
+    }
 }
 
 #[test]

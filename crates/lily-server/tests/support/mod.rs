@@ -225,7 +225,7 @@ pub fn tools() -> Value {
 
 /// A stream's message, put together as clients do it.
 pub fn together(events: &[Value]) -> Value {
-    let mut message = json!({"role": null, "content": ""});
+    let mut message = json!({"role": null, "content": "", "refusal": null});
     for event in events {
         let Some(delta) = event["choices"].get(0).map(|choice| &choice["delta"]) else {
             continue;

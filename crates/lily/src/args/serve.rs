@@ -46,10 +46,10 @@ pub struct ServeArguments {
     #[command(flatten)]
     pub access: AccessArguments,
     /// Tell of each request on standard error: route, status, time
-    #[arg(long, short)]
+    #[arg(long, short, help_heading = "Log")]
     pub verbose: bool,
     /// Write prompts to standard error, as the model sees them
-    #[arg(long)]
+    #[arg(long, help_heading = "Log")]
     pub log_prompts: bool,
     /// How and where to run
     #[command(flatten)]

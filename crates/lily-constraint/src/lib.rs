@@ -11,6 +11,7 @@ mod grammars;
 mod limits;
 mod tools;
 mod vocabulary;
+mod written;
 
 pub use follow::Constraint;
 pub use grammars::{Grammar, Grammars};

@@ -9,6 +9,9 @@ pub(crate) const MOST_VALUES: usize = 20_000;
 /// Longest repetition that a schema can count to (`maxLength`, `maxItems` and the like). Beyond it a grammar takes seconds.
 const MOST_REPEATS: u64 = 10_000;
 
+/// Most properties of an object: each that may be left out makes the grammar's states more.
+const MOST_PROPERTIES: usize = 1_000;
+
 /// What is too much about a schema.
 pub(crate) fn excess(schema: &Value) -> Option<String> {
     let mut values = 0;
@@ -25,6 +28,9 @@ fn walk(value: &Value, depth: usize, values: &mut usize) -> Option<String> {
     }
     match value {
         Value::Array(items) => items.iter().find_map(|item| walk(item, depth + 1, values)),
+        Value::Object(entries) if entries.len() > MOST_PROPERTIES => {
+            Some(format!("an object of it has over {MOST_PROPERTIES} keys"))
+        }
         Value::Object(entries) => entries.iter().find_map(|(key, item)| {
             let counts = [
                 "minLength",

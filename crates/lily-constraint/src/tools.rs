@@ -15,12 +15,18 @@
 
 use crate::ConstraintError;
 use crate::grammars::sparing;
+use crate::written::{Written, resolved, written};
 use lily_engine::Tokenizer;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
 /// Text that no value may have in it, as it would be the end of what the value stands in.
 const MARKUP: &str = r"~/(?s:.*)<\/(parameter|function|tool_call)>(?s:.*)/ & ~/(?s:.*)<(parameter|function)=(?s:.*)/";
+
+/// Where schemas keep what they refer to.
+const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
+/// Most parameters of a tool whose calls are held to it.
+const MOST_PARAMETERS: usize = 256;
 
 /// A tool, as far as its calls go.
 pub(crate) struct Tool {
@@ -46,6 +52,24 @@ impl Tool {
         }
     }
 
+    /// Refuses what calls could not be held to.
+    fn check(&self) -> Result<(), ConstraintError> {
+        let properties = self.properties()?;
+        if properties.len() > MOST_PARAMETERS {
+            return Err(self.wrong(format!("it has over {MOST_PARAMETERS} parameters")));
+        }
+        let required = self.parameters.get("required").and_then(Value::as_array);
+        let mut required = required.into_iter().flatten().filter_map(Value::as_str);
+        if let Some(name) = required.find(|name| !properties.contains_key(*name)) {
+            return Err(self.wrong(format!("{name:?} is required and not described")));
+        }
+        let combines = ["anyOf", "oneOf", "allOf"].map(|key| self.parameters.get(key).is_some());
+        if self.is_strict && properties.is_empty() && combines.contains(&true) {
+            return Err(self.wrong("its parameters are described by a combination"));
+        }
+        Ok(())
+    }
+
     fn requires(&self, name: &str) -> bool {
         let required = self.parameters.get("required").and_then(Value::as_array);
         required.is_some_and(|all| all.iter().any(|one| one == name))
@@ -55,7 +79,7 @@ impl Tool {
     fn with_definitions(&self, schema: &Value) -> Value {
         let mut schema = schema.clone();
         if let Value::Object(entries) = &mut schema {
-            for name in ["$defs", "definitions"] {
+            for name in DEFINITIONS {
                 if let Some(definitions) = self.parameters.get(name) {
                     entries.entry(name).or_insert_with(|| definitions.clone());
                 }
@@ -71,7 +95,7 @@ pub(crate) fn chosen(tools: &[Value], named: Option<&str>) -> Result<Vec<Tool>, 
         let function = tool.get("function").unwrap_or(tool);
         Some(Tool {
             name: function.get("name")?.as_str()?.to_string(),
-            parameters: function.get("parameters").cloned().unwrap_or(Value::Null),
+            parameters: function.get("parameters").map_or(Value::Null, whole),
             is_strict: function.get("strict") == Some(&Value::Bool(true)),
         })
     };
@@ -87,6 +111,19 @@ pub(crate) fn chosen(tools: &[Value], named: Option<&str>) -> Result<Vec<Tool>, 
         return Err(ConstraintError::NoTools);
     }
     Ok(chosen)
+}
+
+/// A schema whose root is a reference, with what that stands for in its place and its definitions.
+fn whole(parameters: &Value) -> Value {
+    let mut schema = resolved(parameters, parameters).clone();
+    if let (Value::Object(schema), Value::Object(root)) = (&mut schema, parameters) {
+        for name in DEFINITIONS {
+            if let Some(definitions) = root.get(name) {
+                schema.entry(name).or_insert_with(|| definitions.clone());
+            }
+        }
+    }
+    schema
 }
 
 /// The grammar of an answer that calls tools, or, where `or_json` is given, has that form.
@@ -151,6 +188,7 @@ fn functions(
         let begin = quoted(&format!("<function={}>\n", tool.name));
         let mut parts = Vec::new();
         if is_held(tool) {
+            tool.check()?;
             for (number, (name, schema)) in tool.properties()?.iter().enumerate() {
                 let rule = format!("f{index}_p{number}");
                 let optional = if tool.requires(name) { "" } else { "?" };
@@ -178,20 +216,27 @@ fn parameter(
     name: &str,
     schema: &Value,
 ) -> Result<(), ConstraintError> {
-    if name.contains(['<', '>', '\n']) {
+    // The model's markup has no way to write others.
+    if name.contains(['<', '>']) || name.trim() != name || name.contains(char::is_control) {
         return Err(tool.wrong(format!("a parameter cannot be called {name:?}")));
     }
     let begin = quoted(&format!("<parameter={name}>\n"));
-    let value = match as_text(schema) {
-        None => {
+    let refused = |reason: String| tool.wrong(format!("parameter {name}: {reason}"));
+    let written = written(&tool.parameters, schema, tool.is_strict).map_err(refused)?;
+    let value = match written {
+        Written::Json => {
             // A schema cannot be told what may not be in its strings; the tags are tokens of their own, and JSON has no
             // use for them.
-            let schema = sparing(self_contained(tool, schema));
+            let schema = tool.with_definitions(resolved(&tool.parameters, schema));
+            if schema.to_string().contains("\"$ref\":\"#\"") {
+                return Err(refused("a reference to the schema as a whole".into()));
+            }
+            let schema = sparing(schema);
             let _ = writeln!(text, "{rule}: {begin} {rule}_v \"\\n</parameter>\\n\"");
             let _ = writeln!(text, "{rule}_v: %json {schema}");
             return Ok(());
         }
-        Some(Text::OneOf(choices)) => {
+        Written::OneOf(choices) => {
             let choices: Vec<String> = choices.iter().map(|choice| quoted(choice)).collect();
             let _ = writeln!(
                 text,
@@ -200,79 +245,14 @@ fn parameter(
             );
             return Ok(());
         }
-        Some(Text::Any) => "FREE".to_string(),
-        Some(Text::Like(pattern)) => format!("{pattern} & FREE"),
+        Written::Text => "FREE".to_string(),
+        Written::Like(terminal) => terminal,
     };
     let terminal = rule.to_uppercase();
     let _ = writeln!(text, "{rule}: {begin} {rule}_v");
     let _ = writeln!(text, "{rule}_v[lazy]: {terminal} END");
     let _ = writeln!(text, "{terminal}: {value}");
     Ok(())
-}
-
-fn self_contained(tool: &Tool, schema: &Value) -> Value {
-    match schema {
-        Value::Object(_) => tool.with_definitions(schema),
-        // `true` and the like: any value.
-        _ => json!({}),
-    }
-}
-
-/// What a text may be.
-enum Text {
-    Any,
-    OneOf(Vec<String>),
-    /// A terminal of the grammar.
-    Like(String),
-}
-
-/// What a parameter's text may be, where its values are, or may be, strings, which stand as they are.
-fn as_text(schema: &Value) -> Option<Text> {
-    let strings = |values: &[Value]| -> Option<Vec<String>> {
-        values
-            .iter()
-            .map(|value| value.as_str().map(String::from))
-            .collect()
-    };
-    if let Some(choices) = schema.get("enum").and_then(Value::as_array) {
-        return strings(choices)
-            .filter(|all| !all.is_empty())
-            .map(Text::OneOf);
-    }
-    if let Some(only) = schema.get("const") {
-        return only
-            .as_str()
-            .map(|only| Text::OneOf(vec![only.to_string()]));
-    }
-    let is_string = |kind: &Value| kind == "string";
-    match schema.get("type") {
-        Some(kind) if is_string(kind) => Some(length(schema)),
-        Some(Value::Array(kinds)) if kinds.iter().any(is_string) => Some(Text::Any),
-        Some(_) => None,
-        None => {
-            let alternatives = ["anyOf", "oneOf"]
-                .iter()
-                .find_map(|key| schema.get(key)?.as_array());
-            match alternatives {
-                Some(all) if all.iter().any(|one| as_text(one).is_some()) => Some(Text::Any),
-                Some(_) => None,
-                // Nothing is said of the type; a reference is followed where the schema is JSON.
-                None => schema.get("$ref").is_none().then_some(Text::Any),
-            }
-        }
-    }
-}
-
-/// Strings of a least and a greatest length.
-fn length(schema: &Value) -> Text {
-    let count = |name: &str| schema.get(name).and_then(Value::as_u64);
-    match (count("minLength"), count("maxLength")) {
-        (None, None) => Text::Any,
-        (least, most) => {
-            let most = most.map_or(String::new(), |most| most.to_string());
-            Text::Like(format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)))
-        }
-    }
 }
 
 /// A literal of the grammar.

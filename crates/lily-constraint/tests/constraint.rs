@@ -381,3 +381,85 @@ fn what_cannot_be_held_is_told() {
         ConstraintError::NoTools
     );
 }
+
+/// Schemas as they come from Pydantic and Zod: references, combinations, lengths, patterns.
+#[test]
+fn what_schemas_say_of_texts_is_held_to() {
+    let held = |schema: Value, value: &str| -> bool {
+        let parameters = json!({"type": "object", "properties": {"a": schema}, "required": ["a"],
+            "$defs": {"Name": {"type": "string"}, "Kind": {"enum": ["x", "y"]}, "Count": {"type": "integer"}}});
+        let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}});
+        let grammar = setting()
+            .grammars
+            .calls(&[tool], None, false, None)
+            .unwrap();
+        let text = call("f", &[("a", value)]);
+        follow(&mut constraint(DIRECT).with_answer(grammar), &text) == (text, true)
+    };
+    for (schema, good, bad) in [
+        (json!({"$ref": "#/$defs/Name"}), "plain", None),
+        (json!({"$ref": "#/$defs/Kind"}), "y", Some("z")),
+        (
+            json!({"allOf": [{"$ref": "#/$defs/Kind"}]}),
+            "x",
+            Some("high"),
+        ),
+        (
+            json!({"allOf": [{"$ref": "#/$defs/Count"}]}),
+            "12",
+            Some("high"),
+        ),
+        (
+            json!({"anyOf": [{"const": "on"}, {"const": "off"}]}),
+            "off",
+            Some("high"),
+        ),
+        (
+            json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+            "null",
+            Some("high"),
+        ),
+        (
+            json!({"type": "string", "pattern": "^[0-9]{3}$"}),
+            "123",
+            Some("12"),
+        ),
+        (
+            json!({"type": "string", "pattern": "^a/"}),
+            "a/b",
+            Some("b"),
+        ),
+        (
+            json!({"type": "string", "maxLength": 3}),
+            "abc",
+            Some("abcd"),
+        ),
+        (json!({"type": "string", "minLength": 2}), "ab", Some("a")),
+        (json!({"minimum": 3, "maximum": 5}), "4", Some("6")),
+    ] {
+        assert!(held(schema.clone(), good), "{schema} {good}");
+        assert!(
+            bad.is_none_or(|bad| !held(schema.clone(), bad)),
+            "{schema} {bad:?}"
+        );
+    }
+    for most in [50, 1_000, 10_000] {
+        let schema = json!({"type": "string", "maxLength": most});
+        assert!(held(schema, &"long text, ".repeat(most / 11)), "{most}");
+    }
+}
+
+#[test]
+fn a_strict_tool_that_cannot_be_held_is_refused() {
+    for parameters in [
+        json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "^a|b$"}}}),
+        json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["b"]}),
+        json!({"anyOf": [{"type": "object"}, {"type": "null"}]}),
+        json!({"type": "object", "properties": {" a ": {"type": "integer"}}}),
+        json!({"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#"}}}}),
+    ] {
+        let tool = json!({"type": "function", "function": {"name": "f", "strict": true, "parameters": parameters}});
+        let error = setting().grammars.rest_of_call(&[tool]).unwrap_err();
+        assert!(error.to_string().contains("tool f"), "{error}");
+    }
+}

@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::generation::{CancelFlag, Generation, GenerationRequest};
 use crate::session::Session;
+use lily_sampling::SamplingParameters;
 use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
@@ -134,6 +135,22 @@ impl PrefixCache {
         self.counted.prompt_tokens += request.prompt.len() as u64;
         self.counted.cached_tokens += cached;
         Ok(generation)
+    }
+
+    /// Another answer to the prompt of `generation`, as [`Engine::branch`] makes it. Parked sessions go where memory is short.
+    ///
+    /// # Errors
+    /// As [`Engine::branch`].
+    pub fn branch(
+        &mut self,
+        engine: &mut Engine,
+        generation: &mut Generation,
+        sampling: SamplingParameters,
+        cancel: CancelFlag,
+    ) -> Result<Generation, EngineError> {
+        let needed = engine.session_bytes(generation.capacity());
+        self.make_room(engine, needed);
+        engine.branch(generation, sampling, cancel)
     }
 
     /// Parks the session of an answer that is complete. The one that was used longest ago goes for it.

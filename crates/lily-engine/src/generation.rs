@@ -25,6 +25,8 @@ pub struct GenerationRequest {
     pub max_tokens: Option<usize>,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// Those texts count only behind the first token of this id, and the blanks that follow it: behind the reasoning.
+    pub stops_behind: Option<u32>,
     /// Tokens that end the answer; the checkpoint's own, if not given.
     pub stop_ids: Option<Vec<u32>>,
     /// Tokens are chosen on the host even where the device could: for comparisons.
@@ -170,6 +172,38 @@ impl fmt::Display for TokenChoice {
     }
 }
 
+/// Where stop texts begin to count.
+#[derive(Debug)]
+enum Gate {
+    /// Behind this token.
+    Until(u32),
+    /// Behind the blanks that come next.
+    Blank,
+    Open,
+}
+
+impl Gate {
+    /// How many bytes of a token's text are passed without being looked at.
+    fn pass(&mut self, token: u32, piece: &str) -> usize {
+        match *self {
+            Gate::Open => 0,
+            Gate::Until(end) => {
+                if token == end {
+                    *self = Gate::Blank;
+                }
+                piece.len()
+            }
+            Gate::Blank => {
+                let text = piece.trim_start();
+                if !text.is_empty() {
+                    *self = Gate::Open;
+                }
+                piece.len() - text.len()
+            }
+        }
+    }
+}
+
 /// An answer in the making.
 pub struct Generation {
     session: Session,
@@ -178,6 +212,7 @@ pub struct Generation {
     sampler: Sampler,
     detokenizer: Detokenizer,
     stop: StopMatcher,
+    gate: Gate,
     stop_ids: Vec<u32>,
     choice: TokenChoice,
     pace: Pace,
@@ -238,6 +273,7 @@ impl Engine {
         Generation {
             detokenizer: Detokenizer::new(self.text().tokenizer().clone(), true),
             stop: StopMatcher::new(request.stop.iter().map(String::as_str)),
+            gate: request.stops_behind.map_or(Gate::Open, Gate::Until),
             stop_ids: stop_ids.unwrap_or_else(|| self.text().stop_ids().to_vec()),
             session,
             request,
@@ -392,6 +428,11 @@ impl Generation {
         Ok(())
     }
 
+    /// Positions that its session may grow to.
+    pub(crate) fn capacity(&self) -> usize {
+        self.session.capacity()
+    }
+
     /// Tokens that its session holds.
     pub(crate) fn position(&self) -> usize {
         self.session.tokens.len()
@@ -513,8 +554,10 @@ impl Generation {
         if self.stop_ids.contains(&token) {
             self.finished = Some(FinishReason::StopToken(token));
         } else {
-            let step = self.stop.push(&self.detokenizer.push(token));
-            text = step.text;
+            let piece = self.detokenizer.push(token);
+            let (passed, piece) = piece.split_at(self.gate.pass(token, &piece));
+            let step = self.stop.push(piece);
+            text = passed.to_string() + &step.text;
             if let Some(stop) = step.stop {
                 self.finished = Some(FinishReason::StopText(stop));
             } else if self.generated.len() >= self.max_tokens {

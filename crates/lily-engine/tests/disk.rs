@@ -417,3 +417,23 @@ fn a_directory_that_cannot_be_had_is_an_error_and_one_that_goes_is_told() {
         "{warnings:?}"
     );
 }
+
+/// Of a stored prefix, the end of its first message is kept however long that is: there other conversations part.
+#[test]
+fn long_instructions_serve_every_conversation() {
+    let place = TempDir::new().unwrap();
+    let instructions = message(20 * CHUNK + 20, 1);
+    let prompt = [
+        &instructions[..],
+        &message(900, 2),
+        &message(500, 3),
+        &[5, 6],
+    ]
+    .concat();
+    store(place.path(), &[prompt]);
+    let mut engine = engine();
+    let mut cache = opened(&engine, place.path());
+    let other = [instructions, message(100, 9)].concat();
+    let (computed, ..) = turn(&mut engine, &mut cache, &other);
+    assert!(computed <= 100 + CHUNK, "{computed}");
+}

@@ -92,8 +92,8 @@ impl Frame {
 enum Told<P> {
     Piece(usize, P),
     End(usize, &'static str),
-    /// Nothing for a while.
-    Silence(Reading),
+    /// Nothing for a while of this choice, which has not ended.
+    Silence(usize, Reading),
 }
 
 /// What all choices took.
@@ -132,12 +132,15 @@ impl<S: Shape> Answering<S> {
     async fn each(&mut self, mut tell: impl FnMut(&S, Told<S::Piece>)) -> Result<Total, ApiError> {
         let mut total = Total::default();
         let mut reading = Reading::default();
-        let mut open = self.choices.len();
-        let mut last_token: Option<Instant> = None;
-        while open > 0 {
+        let mut open = vec![true; self.choices.len()];
+        let mut last_tokens: Vec<Option<Instant>> = vec![None; self.choices.len()];
+        while let Some(first_open) = open.iter().position(|open| *open) {
             let event = tokio::time::timeout(LONGEST_SILENCE, self.answer.next()).await;
             let Ok(event) = event else {
-                tell(&self.choices[0], Told::Silence(reading));
+                tell(
+                    &self.choices[first_open],
+                    Told::Silence(first_open, reading),
+                );
                 continue;
             };
             let (index, event) = event.ok_or_else(ApiError::stopping)?;
@@ -146,11 +149,11 @@ impl<S: Shape> Answering<S> {
                 Event::Prefilled(now) => {
                     // A chunk may take as long as a silence may last.
                     reading = now;
-                    tell(choice, Told::Silence(reading));
+                    tell(choice, Told::Silence(index, reading));
                 }
                 Event::Token(token) => {
                     let now = Instant::now();
-                    match last_token.replace(now) {
+                    match last_tokens[index].replace(now) {
                         None => self.shared.metrics.first_token(now - self.asked),
                         Some(last) => self.shared.metrics.next_token(now - last),
                     }
@@ -164,7 +167,7 @@ impl<S: Shape> Answering<S> {
                         tell(choice, Told::Piece(index, piece));
                     }
                     tell(choice, Told::End(index, reason));
-                    open -= 1;
+                    open[index] = false;
                     total.completion += usage.completion_tokens;
                     total.reasoning += choice.reasoning_tokens();
                     let is_first = self.firsts.contains(&index);
@@ -187,7 +190,7 @@ impl<S: Shape> Answering<S> {
         let told = self.each(|_, told| match told {
             Told::Piece(index, piece) => pieces[index].push(piece),
             Told::End(index, reason) => reasons[index] = reason,
-            Told::Silence(_) => {}
+            Told::Silence(..) => {}
         });
         let total = told.await?;
         let choices: Vec<Value> = pieces
@@ -250,13 +253,16 @@ impl<S: Shape> Answering<S> {
                 Told::End(index, reason) => {
                     chunk(json!([finished(choice.chunk(None), index, Some(reason))]))
                 }
-                Told::Silence(_) if last.elapsed() < LONGEST_SILENCE => return,
-                Told::Silence(Reading {
-                    total,
-                    cached,
-                    done,
-                }) => {
-                    let mut value = chunk(json!([finished(choice.chunk(None), 0, None)]));
+                Told::Silence(..) if last.elapsed() < LONGEST_SILENCE => return,
+                Told::Silence(
+                    index,
+                    Reading {
+                        total,
+                        cached,
+                        done,
+                    },
+                ) => {
+                    let mut value = chunk(json!([finished(choice.chunk(None), index, None)]));
                     value["prompt_progress"] =
                         json!({"total": total, "cached": cached, "processed": done});
                     value

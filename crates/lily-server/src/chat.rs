@@ -9,7 +9,7 @@ use crate::{Shared, body};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use lily_constraint::{Constraint, Grammars};
-use lily_engine::{Finished, GenerationRequest, Guide, TextModel, TokenEvent};
+use lily_engine::{Finished, GenerationRequest, Guide, OutputParser, TextModel, TokenEvent};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,18 +27,17 @@ async fn begin(
     request: Request,
 ) -> Result<(Answering<Chat>, bool, bool), ApiError> {
     let asked = Instant::now();
-    let body = body::json(request, shared.options.longest_body).await?;
-    let request = ChatRequest::read(&body, shared.text.default_sampling())?;
-    shared.log_ignored(&request.common.ignored);
-    let (streams, wants_usage) = (request.common.streams, request.common.wants_usage);
     let frame = Frame::new(&shared.options.model);
-    let seeds = request.common.seeds();
     let number = frame.number.clone();
-    let for_prompt = shared.clone();
-    // Rendering, cutting into tokens and making grammars take milliseconds, and more for long ones: not on the threads
-    // that serve.
-    let prepared = tokio::task::spawn_blocking(move || prepare(&for_prompt, request, &number));
-    let (generation, choice) = prepared.await.map_err(|_| ApiError::stopping())??;
+    let understood = body::understand(&shared, request, move |shared, body| {
+        let request = ChatRequest::read(body, shared.text.default_sampling())?;
+        let common = &request.common;
+        shared.log_ignored(&common.ignored);
+        let (streams, wants_usage, seeds) = (common.streams, common.wants_usage, common.seeds());
+        let (generation, choice) = prepare(shared, request, &number)?;
+        Ok((streams, wants_usage, seeds, generation, choice))
+    });
+    let (streams, wants_usage, seeds, generation, choice) = understood.await?;
     let choices = vec![choice; seeds.len()];
     let choices = choices.into_iter().enumerate();
     let choices = choices
@@ -79,10 +78,20 @@ fn prepare(
         sampling: common.sampling,
         max_tokens: Some(max_tokens),
         stop: common.stop,
+        // What a client is to be stopped at stands in the answer, not in the reasoning before it.
+        stops_behind: stops_behind(text, &prompt),
         guide,
         ..GenerationRequest::default()
     };
     Ok((generation, choice))
+}
+
+/// The token behind which the answer begins, where the prompt leads into reasoning.
+fn stops_behind(text: &TextModel, prompt: &str) -> Option<u32> {
+    let reasons = OutputParser::new(prompt, &[]).is_reasoning();
+    reasons
+        .then(|| text.tokenizer().id_of("</think>"))
+        .flatten()
 }
 
 /// What holds the answer to what the request demands of it, if it demands anything.

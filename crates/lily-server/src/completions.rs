@@ -26,9 +26,16 @@ const OF_CHATS: &[&str] = &[
     "reasoning_budget",
     "thinking_budget",
     "chat_template_kwargs",
+    "enable_thinking",
+    "think",
+    "thinking",
+    "reasoning",
+    "parallel_tool_calls",
 ];
 /// Most prompts of a request.
 const MOST_PROMPTS: usize = 64;
+/// Most answers of a request to all its prompts.
+const MOST_CHOICES: u64 = 64;
 /// Most tokens of an answer that names no limit: as OpenAI has it.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
@@ -45,15 +52,16 @@ async fn begin(
     request: Request,
 ) -> Result<(Answering<Text>, bool, bool), ApiError> {
     let asked = Instant::now();
-    let body = body::json(request, shared.options.longest_body).await?;
-    let request = Asked::read(&body, &shared)?;
-    shared.log_ignored(&request.common.ignored);
-    let (streams, wants_usage) = (request.common.streams, request.common.wants_usage);
-    let each = request.common.choices as usize;
     let frame = Frame::new(&shared.options.model);
-    let for_prompts = shared.clone();
-    let prepared = tokio::task::spawn_blocking(move || prepare(&for_prompts, request));
-    let (jobs, choices) = prepared.await.map_err(|_| ApiError::stopping())??;
+    let understood = body::understand(&shared, request, |shared, body| {
+        let request = Asked::read(body, shared)?;
+        let common = &request.common;
+        shared.log_ignored(&common.ignored);
+        let (streams, wants_usage, each) = (common.streams, common.wants_usage, common.choices);
+        let (jobs, choices) = prepare(shared, request)?;
+        Ok((streams, wants_usage, each as usize, jobs, choices))
+    });
+    let (streams, wants_usage, each, jobs, choices) = understood.await?;
     let firsts = (0..choices.len()).step_by(each).collect();
     let answer = shared.submit(jobs)?;
     let answering = Answering {
@@ -108,8 +116,14 @@ impl Asked {
         if echo && top.is_some() {
             return Err(fields.unsupported("echo", "leave it out where logprobs are asked for"));
         }
+        let prompts = prompts(&fields)?;
+        if prompts.len() as u64 * common.choices > MOST_CHOICES {
+            let what =
+                format!("so few that all prompts together have at most {MOST_CHOICES} answers");
+            return Err(fields.wrong("n", &what));
+        }
         Ok(Asked {
-            prompts: prompts(&fields)?,
+            prompts,
             common,
             echo,
         })

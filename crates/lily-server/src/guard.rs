@@ -51,7 +51,12 @@ fn check(headers: &HeaderMap, hosts: &[String], origins: &[String]) -> Result<()
         return Ok(());
     };
     let host = origin.split_once("://").map_or("", |(_, host)| host);
-    if is_known(host) || origins.iter().any(|known| known == ANY || known == origin) {
+    // Anybody's page may come from an address: only this machine's own, and that which is asked, are this server's.
+    let is_own = text(header::HOST) == Some(host) || is_loopback(name_of(host));
+    let is_named = hosts
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(name_of(host)));
+    if is_own || is_named || origins.iter().any(|known| known == ANY || known == origin) {
         return Ok(());
     }
     Err(ApiError::forbidden(
@@ -65,6 +70,12 @@ fn name_of(host: &str) -> &str {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     }
+}
+
+/// Whether a name is this machine's to itself.
+fn is_loopback(name: &str) -> bool {
+    let address = name.parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Whether a name is an address or `localhost`: names that nobody else can point here.
@@ -166,6 +177,9 @@ mod tests {
             ("localhost", "https://app.example.evil.example", false),
             ("localhost", "http://app.example", false),
             ("localhost", "null", false),
+            ("localhost", "http://203.0.113.5", false),
+            ("203.0.113.5:80", "http://203.0.113.5:80", true),
+            ("localhost:80", "http://127.0.0.1:3000", true),
             ("other.local", "http://localhost", false),
         ] {
             let result = check(&headers(host, origin), &hosts, &origins);

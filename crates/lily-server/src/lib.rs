@@ -16,6 +16,7 @@ mod fields;
 pub mod fuzzing;
 mod guard;
 mod listener;
+mod log;
 mod logprobs;
 mod metrics;
 mod models;
@@ -30,12 +31,14 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
+use body::Reading;
 use error::ApiError;
 use lily_constraint::Grammars;
 use lily_engine::{DiskOptions, Engine, EngineError, GenerationRequest, RequestLimits, TextModel};
 use metrics::Metrics;
 use request::Common;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
@@ -95,6 +98,8 @@ struct Shared {
     /// Made when they are first asked for: a large vocabulary takes a while.
     grammars: OnceLock<Result<Grammars, ApiError>>,
     metrics: Metrics,
+    /// What keeps memory and processors from requests that are only being read.
+    reading: Reading,
     /// Seconds since 1970.
     started: u64,
     options: ServerOptions,
@@ -139,13 +144,15 @@ impl Shared {
     /// to the terminal.
     fn log_ignored(&self, fields: &[String]) {
         if !fields.is_empty() {
-            eprintln!("lily: fields that are not known were ignored: {fields:?}");
+            log::say(&format!(
+                "fields that are not known were ignored: {fields:?}"
+            ));
         }
     }
 
     fn log_text(&self, what: &str, text: &str) {
         if self.options.logs_text {
-            eprintln!("lily: {what} {text:?}");
+            log::say(&format!("{what} {text:?}"));
         }
     }
 }
@@ -175,11 +182,16 @@ fn asked_to_end() -> std::io::Result<impl Future<Output = ()> + Send + 'static> 
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
-    Ok(async move {
+    let mut asked = async move || {
         tokio::select! {
-            _ = interrupted.recv() => {}
-            _ = terminated.recv() => {}
+            _ = interrupted.recv() => 130,
+            _ = terminated.recv() => 143,
         }
+    };
+    Ok(async move {
+        asked().await;
+        // Whoever asks twice does not wait for what is being ended.
+        tokio::spawn(async move { std::process::exit(asked().await) });
     })
 }
 
@@ -202,16 +214,27 @@ pub async fn serve(
         limits,
         grammars: OnceLock::new(),
         metrics: Metrics::new(),
+        reading: Reading::default(),
         started: seconds_since_1970(),
         options,
     });
     let ending = shared.clone();
+    let ended = shared.worker.ended();
+    let failed = Arc::new(AtomicBool::new(false));
+    let fails = failed.clone();
     let shutdown = async move {
-        shutdown.await;
+        tokio::select! {
+            () = shutdown => {}
+            // Nothing would be answered any more.
+            () = ended => fails.store(true, Ordering::Release),
+        }
         ending.worker.stop();
     };
     let served = listener::serve(listener, router(shared.clone()), shutdown).await;
     shared.worker.end();
+    if failed.load(Ordering::Acquire) {
+        return Err(std::io::Error::other("the engine's thread has failed"));
+    }
     served
 }
 

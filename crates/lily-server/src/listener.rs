@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
 
 /// Most connections at a time; one more waits to be taken.
 const MOST_CONNECTIONS: usize = 1_024;
@@ -19,6 +20,8 @@ const MOST_HEADERS: usize = 128;
 const MOST_HEADER_BYTES: usize = 64 << 10;
 /// Longest that the headers of a request may take to arrive.
 const LONGEST_HEADERS: Duration = Duration::from_secs(30);
+/// Longest that a reader may take nothing at all of what is there for it.
+const LONGEST_STALL: Duration = Duration::from_secs(300);
 /// Longest that what is being answered may take to its end once the server stops.
 const LONGEST_ENDING: Duration = Duration::from_secs(10);
 
@@ -58,6 +61,9 @@ pub(crate) async fn serve(
         };
         // A token is a small packet, and is to leave at once.
         let _ = stream.set_nodelay(true);
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(LONGEST_STALL));
+        let stream = Box::pin(stream);
         let service = TowerToHyperService::new(router.clone());
         let connection = http.serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);

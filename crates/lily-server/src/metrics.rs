@@ -1,6 +1,7 @@
 //! `GET /metrics`: figures of the server, in Prometheus' text format.
 
 use crate::Shared;
+use crate::log;
 use crate::prefix_metrics::PrefixMetrics;
 use crate::worker::{Figures, Usage};
 use axum::extract::{MatchedPath, Request, State};
@@ -196,7 +197,7 @@ pub(crate) async fn count(
     let status = response.status().as_u16();
     if shared.options.logs_requests {
         let took = began.elapsed().as_millis();
-        eprintln!("lily: {method} {path} {status} {took} ms");
+        log::say(&format!("{method} {path} {status} {took} ms"));
     }
     let labels = Answered { path, status };
     shared.metrics.requests.get_or_create(&labels).inc();

@@ -14,12 +14,11 @@ pub(crate) async fn tokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request, shared.options.longest_body).await?;
-    in_background(move || {
-        let fields = Fields::of(&body)?;
+    body::understand(&shared, request, |shared, body| {
+        let fields = Fields::of(body)?;
         let text = match (fields.text("content")?, fields.text("prompt")?) {
             (Some(text), _) | (None, Some(text)) => text.to_string(),
-            (None, None) if fields.value("messages").is_some() => rendered(&shared, &fields)?,
+            (None, None) if fields.value("messages").is_some() => rendered(shared, &fields)?,
             (None, None) => {
                 return Err(fields.wrong("content", "a string, or there must be messages"));
             }
@@ -40,9 +39,8 @@ pub(crate) async fn detokenize(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request, shared.options.longest_body).await?;
-    in_background(move || {
-        let fields = Fields::of(&body)?;
+    body::understand(&shared, request, |shared, body| {
+        let fields = Fields::of(body)?;
         let wrong = || fields.wrong("tokens", "an array of the vocabulary's tokens");
         let tokens = fields.array("tokens")?.ok_or_else(wrong)?;
         let vocabulary = shared.limits.vocabulary as u64;
@@ -62,10 +60,9 @@ pub(crate) async fn apply_template(
     State(shared): State<Arc<Shared>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let body = body::json(request, shared.options.longest_body).await?;
-    in_background(move || {
-        let fields = Fields::of(&body)?;
-        Ok(Json(json!({"prompt": rendered(&shared, &fields)?})))
+    body::understand(&shared, request, |shared, body| {
+        let fields = Fields::of(body)?;
+        Ok(Json(json!({"prompt": rendered(shared, &fields)?})))
     })
     .await
 }
@@ -74,12 +71,4 @@ fn rendered(shared: &Shared, fields: &Fields<'_>) -> Result<String, ApiError> {
     let conversation = conversation_to_render(fields)?;
     let begins = fields.boolean("add_generation_prompt")?.unwrap_or(true);
     Ok(shared.text.render_up_to(&conversation, begins)?)
-}
-
-/// Off the threads that serve: long texts take a while.
-async fn in_background<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|_| ApiError::stopping())?
 }

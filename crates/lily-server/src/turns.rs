@@ -2,6 +2,7 @@
 //! of its own, and then all others get a token, decoded together: none waits for another's end, and what is being said
 //! goes on while long prompts are read. A request whose client has gone costs nothing from the next turn on.
 
+use crate::log;
 use crate::worker::{Event, Figures, Job, Reading, Usage};
 use lily_engine::{Engine, EngineError, Generation, PrefixCache, Progress};
 use std::collections::VecDeque;
@@ -77,7 +78,7 @@ impl Thread {
     /// Tells where the thread stands, and people what they should know of the cache.
     fn publish(&mut self) {
         for warning in self.prefixes.take_warnings() {
-            eprintln!("lily: {warning}");
+            log::say(&warning.to_string());
         }
         *self.figures.lock().unwrap_or_else(PoisonError::into_inner) = Figures {
             active: self.active.len(),
@@ -127,7 +128,16 @@ impl Thread {
     fn admit(&mut self) {
         self.waiting.retain(|job| !job.events.is_closed());
         while self.active.len() < MOST_ACTIVE {
-            let Some(job) = self.waiting.pop_front() else {
+            // Of the request that has the fewest answers under way: one with many does not keep others out.
+            let of_its = |job: &Job| {
+                let active = self.active.iter();
+                active
+                    .filter(|active| Arc::ptr_eq(&active.job.counted, &job.counted))
+                    .count()
+            };
+            let next = (0..self.waiting.len()).min_by_key(|&index| of_its(&self.waiting[index]));
+            let Some((next, job)) = next.and_then(|next| Some((next, self.waiting.remove(next)?)))
+            else {
                 return;
             };
             let Job {
@@ -137,7 +147,7 @@ impl Thread {
                 Ok(generation) => self.active.push(Active::new(generation, job, self.turn)),
                 // Others will give theirs back.
                 Err(EngineError::MemoryExceeded { .. }) if !self.active.is_empty() => {
-                    self.waiting.push_front(job);
+                    self.waiting.insert(next, job);
                     return;
                 }
                 Err(error) => {
@@ -180,23 +190,33 @@ impl Thread {
         }
     }
 
-    /// Begins with the further choices of requests whose prompt is computed. One that there is no memory for now waits.
+    /// Begins with the further choices of requests whose prompt is computed. One that there is no room for now waits, and
+    /// goes on from what is parked by then.
     fn branch(&mut self) {
         for index in 0..self.active.len() {
-            let Active {
-                generation, job, ..
-            } = &mut self.active[index];
-            if !generation.is_prefilled() {
+            let from = &mut self.active[index];
+            if from.is_over || !from.generation.is_prefilled() {
                 continue;
             }
-            for other in std::mem::take(&mut job.others) {
+            for other in std::mem::take(&mut from.job.others) {
+                if self.active.len() >= MOST_ACTIVE {
+                    self.waiting.push_back(other);
+                    continue;
+                }
                 let (sampling, cancel) = (other.request.sampling.clone(), other.cancel.clone());
                 let generation = &mut self.active[index].generation;
-                match self.engine.branch(generation, sampling, cancel) {
+                let branch = self
+                    .prefixes
+                    .branch(&mut self.engine, generation, sampling, cancel);
+                match branch {
                     Ok(generation) => {
                         self.active.push(Active::new(generation, other, self.turn));
                     }
-                    Err(_) => self.waiting.push_back(other),
+                    Err(EngineError::MemoryExceeded { .. }) => self.waiting.push_back(other),
+                    Err(error) => {
+                        // Nobody may be there any more to hear it.
+                        let _ = other.tell(Event::Failed(error));
+                    }
                 }
             }
         }

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// What becomes of a request.
 pub(crate) enum Event {
@@ -88,6 +89,8 @@ pub(crate) struct Worker {
     /// Nothing once the thread is to end.
     jobs: Mutex<Option<Sender<Job>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Told when the thread has ended.
+    ended: Mutex<Option<oneshot::Receiver<()>>>,
     /// Requests that wait or are answered.
     requests: Arc<AtomicUsize>,
     most_requests: usize,
@@ -103,7 +106,8 @@ pub(crate) struct Job {
     pub others: Vec<Job>,
     pub events: UnboundedSender<(usize, Event)>,
     pub cancel: CancelFlag,
-    pub _counted: Arc<Counted>,
+    /// The request that it belongs to.
+    pub counted: Arc<Counted>,
 }
 
 impl Job {
@@ -151,10 +155,16 @@ impl Worker {
             figures.clone(),
             stopping.clone(),
         );
+        let (alive, ended) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("engine".into())
-            .spawn(move || thread.run())?;
+            .spawn(move || {
+                // Gone with the thread, however that ends.
+                let _alive: oneshot::Sender<()> = alive;
+                thread.run();
+            })?;
         Ok(Worker {
+            ended: Mutex::new(Some(ended)),
             figures,
             jobs: Mutex::new(Some(jobs)),
             thread: Mutex::new(Some(thread)),
@@ -167,6 +177,19 @@ impl Worker {
     /// Requests that wait or are answered.
     pub fn requests(&self) -> usize {
         self.requests.load(Ordering::Acquire)
+    }
+
+    /// Done when the thread has ended; never, for whoever asks second.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + 'static {
+        let ended = self.ended.lock();
+        let ended = ended.unwrap_or_else(PoisonError::into_inner).take();
+        async move {
+            match ended {
+                // Nothing is ever sent.
+                Some(ended) => drop(ended.await),
+                None => std::future::pending().await,
+            }
+        }
     }
 
     /// Where the thread stands.
@@ -220,7 +243,7 @@ impl Worker {
                 others: Vec::new(),
                 events: sender.clone(),
                 cancel: cancel.clone(),
-                _counted: counted.clone(),
+                counted: counted.clone(),
             }
         };
         for (request, seeds) in prompts {

@@ -298,6 +298,8 @@ fn older_completions_go_on_with_a_text() {
         ("prompt", json!([])),
         ("best_of", json!(3)),
         ("suffix", json!("x")),
+        ("n", json!(65)),
+        ("response_format", json!({"type": "json_object"})),
         ("logprobs", json!(99)),
         ("prompt", json!([[999_999]])),
     ] {

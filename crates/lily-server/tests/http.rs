@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+use support::scripted::Script;
 use support::{
     Reply, Server, cached, endless, question, server, together, tools, wait_until, without_ids,
 };
@@ -527,4 +528,51 @@ fn streams_end_cleanly_when_the_server_stops() {
         events.last().unwrap()["choices"][0]["finish_reason"],
         "length"
     );
+}
+
+/// A server whose engine is gone does not stay to say so: whoever keeps it running starts another.
+#[test]
+fn a_server_without_its_engine_ends() {
+    let (script, server) = Script::server();
+    script.say("Fine.");
+    assert_eq!(server.post(&question("Go")).status, 200);
+    script.fail();
+    assert_eq!(server.post(&question("Go")).status, 503);
+    assert!(server.failure().to_string().contains("engine"));
+}
+
+/// What ends an answer stands in what the client is told as the answer.
+#[test]
+fn stops_are_looked_for_behind_the_reasoning() {
+    let mut request = question("What is 17 + 25?");
+    request["chat_template_kwargs"] = json!({"enable_thinking": true});
+    let whole = server().post(&request).json()["choices"][0]["message"].clone();
+    let reasoning = whole["reasoning_content"].as_str().unwrap();
+    assert!(reasoning.contains("30") && !whole["content"].as_str().unwrap().contains("30"));
+    request["stop"] = json!(["30", "\n\n"]);
+    assert_eq!(
+        server().post(&request).json()["choices"][0]["message"],
+        whole
+    );
+    request["stop"] = json!(" =");
+    let cut = server().post(&request).json();
+    assert_eq!(cut["choices"][0]["message"]["content"], "17 + 25");
+    assert_eq!(cut["choices"][0]["message"]["reasoning_content"], reasoning);
+    assert_eq!(cut["choices"][0]["finish_reason"], "stop");
+}
+
+/// One request with many answers does not keep others out.
+#[test]
+fn many_answers_of_one_request_leave_room_for_others() {
+    let server = Server::start(ServerOptions::default());
+    let prompts: Vec<String> = (0..32)
+        .map(|index| format!("Once upon a time {index}"))
+        .collect();
+    let many =
+        json!({"prompt": prompts, "n": 2, "max_tokens": 60, "temperature": 1, "stream": true});
+    let mut stream = server.send(&server.head("/v1/completions"), &many.to_string());
+    stream.read_exact(&mut [0; 4_000]).unwrap();
+    let reply = server.post(&question("What is 38 + 47?")).json();
+    assert_eq!(reply["choices"][0]["message"]["content"], "38 + 47 = 85");
+    assert_eq!(server.requests(), 1, "the other is long under way");
 }

@@ -128,7 +128,9 @@ fn output_is_stored() -> bool {
 pub fn harmless(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        if character.is_control() && !matches!(character, '\n' | '\t') {
+        // What turns the direction of writing can make a text look another.
+        let turns = matches!(character, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if turns || (character.is_control() && !matches!(character, '\n' | '\t')) {
             shown.extend(character.escape_default());
         } else {
             shown.push(character);

@@ -113,6 +113,33 @@ fn what_is_logged_is_asked_for() {
     assert!(said.contains("What is 38 + 47?<|im_end|>"), "{said}");
 }
 
+/// Nobody may be there to read what it says.
+#[test]
+fn it_goes_on_without_a_standard_error() {
+    let Serving {
+        mut child,
+        said,
+        address,
+        before,
+    } = Serving::start(&["--verbose"], None);
+    drop(said);
+    let serving = |child, said| Serving {
+        child,
+        said,
+        address: address.clone(),
+        before: before.clone(),
+    };
+    let mut nothing = Command::new("true").stderr(Stdio::piped()).spawn().unwrap();
+    nothing.wait().unwrap();
+    let said = BufReader::new(nothing.stderr.take().unwrap()).lines();
+    assert!(child.try_wait().unwrap().is_none());
+    let serving = serving(child, said);
+    for _ in 0..2 {
+        assert!(serving.post(QUESTION, "").starts_with("HTTP/1.1 200"));
+    }
+    serving.end();
+}
+
 #[test]
 fn others_may_ask_with_a_key() {
     let file = tempfile::NamedTempFile::new().unwrap();

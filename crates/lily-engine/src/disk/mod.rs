@@ -327,7 +327,12 @@ impl Disk {
         let continued: Vec<PathBuf> = continued.map(|entry| entry.path.clone()).collect();
         let kept: Vec<usize> = session.kept.iter().map(|kept| kept.position()).collect();
         let last = kept.len().saturating_sub(MOST_SNAPSHOTS - 1);
-        let snapshots = kept[..last].iter().take(1).chain(&kept[last..]);
+        // That behind the first message serves every conversation with the same instructions and tools.
+        let stops = engine.segments().stops;
+        let first = tokens.iter().position(|token| stops.contains(token));
+        let first = first.map_or(0, |at| kept[..last].partition_point(|&kept| kept <= at + 1));
+        let first = first.saturating_sub(1)..first.max(1).min(last);
+        let snapshots = kept[first].iter().chain(&kept[last..]);
         let snapshot_bytes = session.kept.last()?.snapshot().bytes();
         let header = Header::new(self.kind, snapshot_bytes, snapshots.copied().collect());
         let bytes = header.length();
@@ -539,6 +544,7 @@ fn kind(engine: &Engine, model: &str) -> Kind {
         &device.device,
         &device.hardware,
         &device.kernels,
+        &program(),
     ]
     .join("\n");
     Kind {
@@ -547,6 +553,14 @@ fn kind(engine: &Engine, model: &str) -> Kind {
         most_positions: engine.context(),
         most_snapshot_bytes: bytes.fixed,
     }
+}
+
+/// What this program is: another build of it may compute otherwise in the last bits.
+fn program() -> String {
+    let file = std::env::current_exe().and_then(std::fs::read);
+    file.map_or(String::new(), |bytes| {
+        format!("{:032x}", XxHash3_128::oneshot(&bytes))
+    })
 }
 
 /// Makes a directory that only this user looks into, where there is none.

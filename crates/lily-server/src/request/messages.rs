@@ -2,6 +2,7 @@
 
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::log;
 use serde_json::{Map, Value, json};
 
 /// Most messages of a conversation.
@@ -216,9 +217,9 @@ pub(super) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
             None | Some("function") => {}
             Some(other) => {
                 let other: String = other.chars().take(40).collect();
-                eprintln!(
-                    "lily: a tool of type {other:?} is skipped: only functions can be called"
-                );
+                log::say(&format!(
+                    "a tool of type {other:?} is skipped: only functions can be called"
+                ));
                 continue;
             }
         }
@@ -227,7 +228,12 @@ pub(super) fn tools(fields: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
         };
         let name = function.get("name").and_then(Value::as_str);
         match name {
-            Some(name) if !name.is_empty() && !name.contains(['<', '>', '\n']) => {}
+            // The model's markup has no way to write others.
+            Some(name)
+                if !name.is_empty()
+                    && name.trim() == name
+                    && !name.contains(['<', '>'])
+                    && !name.contains(char::is_control) => {}
             _ => return Err(wrong(".function.name", "the name of a function")),
         }
         match function.get("parameters") {

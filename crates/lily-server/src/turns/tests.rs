@@ -58,7 +58,7 @@ fn submit(jobs: &Sender<Job>, chunks: usize) -> Answer {
         others: Vec::new(),
         events: sender,
         cancel: cancel.clone(),
-        _counted: Arc::new(Counted(Arc::new(AtomicUsize::new(1)))),
+        counted: Arc::new(Counted(Arc::new(AtomicUsize::new(1)))),
     };
     jobs.send(job).unwrap();
     Answer { events, cancel }

@@ -30,7 +30,7 @@ pub fn engine_options() -> EngineOptions {
 pub struct Server {
     pub address: SocketAddr,
     pub stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<std::io::Result<()>>>,
 }
 
 impl Server {
@@ -68,8 +68,8 @@ impl Server {
                 let stopped = async move {
                     let _ = stopped.await;
                 };
-                serve(listener, engine, options, stopped).await.unwrap();
-            });
+                serve(listener, engine, options, stopped).await
+            })
         });
         Server {
             address: address.recv().unwrap(),
@@ -122,6 +122,12 @@ impl Server {
         format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json")
     }
 
+    /// How a server ends that fails by itself.
+    pub fn failure(mut self) -> std::io::Error {
+        let thread = self.thread.take().unwrap();
+        thread.join().unwrap().unwrap_err()
+    }
+
     pub fn requests(&self) -> u64 {
         self.get("/health").json()["requests"].as_u64().unwrap()
     }
@@ -130,7 +136,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
-        self.thread.take().unwrap().join().unwrap();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap().unwrap();
+        }
     }
 }
 

@@ -21,6 +21,8 @@ struct Lines {
     said: usize,
     /// Logits that are no numbers, in place of the next token.
     broken: bool,
+    /// A mistake of the program itself, in place of the next token.
+    fails: bool,
 }
 
 impl Script {
@@ -63,6 +65,11 @@ impl Script {
         let mut lines = self.0.lock().unwrap();
         lines.answer = tokens;
         lines.said = 0;
+    }
+
+    /// The thread that works ends as it should not.
+    pub fn fail(&self) {
+        self.0.lock().unwrap().fails = true;
     }
 
     /// The model breaks once: what it says next is not a number.
@@ -118,6 +125,10 @@ impl Device for Scripted {
         let mut lines = self.script.0.lock().unwrap();
         if plan.class.phase == Phase::Prefill {
             lines.said = 0;
+        }
+        if lines.fails {
+            drop(lines);
+            panic!("as the test wants it");
         }
         if std::mem::take(&mut lines.broken) {
             outcome.logits.fill(f32::NAN);

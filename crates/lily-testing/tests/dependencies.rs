@@ -94,3 +94,22 @@ fn dependencies_point_down() {
         }
     }
 }
+
+#[test]
+fn the_readme_knows_every_crate() {
+    let readme = std::fs::read_to_string(lily_testing::repository("README.md")).expect("a README");
+    let table = readme
+        .lines()
+        .skip_while(|line| !line.starts_with("| crate |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'));
+    let mut told: Vec<&str> = table
+        .filter_map(|row| row.split('|').nth(1))
+        .flat_map(|cell| cell.split(','))
+        .map(|name| name.trim().trim_matches('`'))
+        .collect();
+    let mut crates: Vec<&str> = ALLOWED.iter().map(|(name, _)| *name).collect();
+    told.sort_unstable();
+    crates.sort_unstable();
+    assert_eq!(told, crates);
+}

@@ -1,5 +1,6 @@
 //! What the cache of prefixes is worth: `lily-tiny` on the CPU. Prints the figures of `docs/performance.md`: all, or those
-//! that arguments name (`first`, `turns`, `cuts`).
+//! that arguments name (`first`, `turns`, `cuts`). With `first`, a number is the length of the prefix that is known, in
+//! tokens: 3,900 and 8,192 otherwise.
 
 use lily_checkpoint::Checkpoint;
 use lily_cpu::{CpuDevice, CpuOptions};
@@ -24,7 +25,8 @@ fn engine() -> Engine {
     let device = CpuDevice::new(checkpoint, &CpuOptions::default()).expect("a device");
     let model = device.model().clone();
     let options = EngineOptions {
-        context: Some(4_096),
+        // As long as the model allows.
+        context: None,
         snapshots: true,
         ..EngineOptions::default()
     };
@@ -70,9 +72,18 @@ fn median(mut times: Vec<Duration>) -> f64 {
 }
 
 fn first_tokens() {
+    let given = std::env::args().filter_map(|argument| argument.parse().ok());
+    let mut lengths: Vec<usize> = given.collect();
+    if lengths.is_empty() {
+        lengths = vec![3_900, 8_192];
+    }
+    lengths.into_iter().for_each(first_tokens_behind);
+}
+
+fn first_tokens_behind(known: usize) {
     let place = tempfile::TempDir::new().expect("a directory");
     let disk = DiskOptions::new(place.path().to_path_buf(), 1 << 30, "lily-tiny".into());
-    let prefix = message(3_900, 1, END);
+    let prefix = message(known, 1, END);
     let asked = |salt: usize| [&prefix[..], &message(20, salt as u32, END), &OPENING].concat();
     let mut engine = engine();
     let mut cold = Vec::new();
@@ -174,13 +185,15 @@ fn cuts() {
 
 fn main() {
     let named: Vec<String> = std::env::args().skip(1).collect();
+    let is_number = |named: &String| named.parse::<usize>().is_ok();
+    let all = named.iter().all(is_number);
     let parts: [(&str, fn()); 3] = [
         ("first", first_tokens),
         ("turns", ten_turns),
         ("cuts", cuts),
     ];
     for (name, measure) in parts {
-        if named.is_empty() || named.iter().any(|named| named == name) {
+        if all || named.iter().any(|named| named == name) {
             measure();
         }
     }

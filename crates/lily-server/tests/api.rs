@@ -349,6 +349,84 @@ fn text_and_tokens_are_counted() {
     }
 }
 
+/// Earlier reasoning is in the prompt where the template is asked to keep it, and what a client may tell templates
+/// reaches them.
+#[test]
+fn earlier_reasoning_is_kept_on_demand() {
+    let mut conversation = json!({"messages": [
+        {"role": "user", "content": "What is 38 + 47?"},
+        {"role": "assistant", "reasoning_content": "I add the tens first.", "content": "85"},
+        {"role": "user", "content": "And 12 + 13?"},
+        {"role": "assistant", "reasoning": "Under another name.", "content": "25"},
+        {"role": "user", "content": "And 1 + 1?"},
+    ]});
+    let rendered = |conversation: &Value| {
+        let reply = server().post_to("/apply-template", conversation);
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        reply.json()["prompt"].as_str().unwrap().to_string()
+    };
+    let dropped = rendered(&conversation);
+    assert!(!dropped.contains("tens first") && !dropped.contains("another name"));
+    conversation["chat_template_kwargs"] = json!({"preserve_thinking": true});
+    let kept = rendered(&conversation);
+    for thought in [
+        "assistant\n<think>\nI add the tens first.\n</think>\n\n85<|im_end|>",
+        "assistant\n<think>\nUnder another name.\n</think>\n\n25<|im_end|>",
+    ] {
+        assert!(kept.contains(thought), "{kept}");
+    }
+    // Completions have the same prompt.
+    let tokens = server()
+        .post_to("/tokenize", &json!({"content": kept}))
+        .json();
+    conversation["max_tokens"] = json!(1);
+    let body = server().post(&conversation).json();
+    assert_eq!(body["usage"]["prompt_tokens"], tokens["count"]);
+    for wrong in [json!("preserve_thinking"), json!([true]), json!(1)] {
+        conversation["chat_template_kwargs"] = wrong;
+        let reply = server().post_to("/apply-template", &conversation);
+        let param = reply.json()["error"]["param"].clone();
+        assert_eq!((reply.status, param), (400, json!("chat_template_kwargs")));
+    }
+}
+
+/// What exceeds a limit is told with the limit, over HTTP as well.
+#[test]
+fn limits_are_told_in_numbers() {
+    let message = json!({"role": "user", "content": "x"});
+    let tool = json!({"type": "function", "function": {"name": "a"}});
+    for (name, value, said) in [
+        (
+            "messages",
+            json!(vec![message; 16_385]),
+            "at most 16384 messages",
+        ),
+        ("tools", json!(vec![tool; 1_025]), "at most 1024 tools"),
+        ("n", json!(17), "at most 16"),
+        ("top_logprobs", json!(21), "at most 20"),
+        ("stop", json!(["a", "b", "c", "d", "e"]), "up to 4"),
+        ("max_completion_tokens", json!(0), "at least 1"),
+        ("thinking_budget", json!(-1), "at least 0"),
+        ("frequency_penalty", json!(2.5), "frequency_penalty"),
+        ("presence_penalty", json!(-2.5), "presence_penalty"),
+        ("repetition_penalty", json!(0), "repetition_penalty"),
+        ("min_p", json!(1), "min_p"),
+        ("top_p", json!(0), "top_p"),
+    ] {
+        let mut request = question("x");
+        request["logprobs"] = true.into();
+        request[name] = value;
+        let reply = server().post(&request);
+        let error = reply.json()["error"].clone();
+        assert_eq!(
+            (reply.status, &error["param"]),
+            (400, &json!(name)),
+            "{error}"
+        );
+        assert!(error["message"].as_str().unwrap().contains(said), "{error}");
+    }
+}
+
 #[test]
 fn keys_hosts_and_origins_let_in_who_is_named() {
     let server = Server::start(ServerOptions {

@@ -349,28 +349,110 @@ fn headers_and_bodies_have_limits() {
     );
 }
 
-/// A reader that takes its time is not gone, and holds up nobody.
+/// A connection on which the system holds a few kilobytes for a client that does not read.
+fn narrow(address: std::net::SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4_096).unwrap();
+        socket.connect(address).await.unwrap()
+    });
+    let stream = stream.into_std().unwrap();
+    stream.set_nonblocking(false).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(120)))
+        .unwrap();
+    stream
+}
+
+/// A reader that takes its time is not gone, and holds up nobody: neither other requests nor, in the end, the server.
 #[test]
 fn a_slow_reader_gets_all_of_it_and_stalls_nobody() {
+    let mut server = Server::start(ServerOptions::default());
     let mut request = endless();
-    request["max_tokens"] = json!(600);
+    // More than the system keeps of what was written and not read: the server cannot go on writing.
+    request["max_tokens"] = json!(900);
+    request["n"] = json!(4);
+    request["logprobs"] = true.into();
+    request["top_logprobs"] = json!(20);
     request["stream"] = true.into();
-    let alone = together(&server().post(&request).events());
-    let mut slow = server().send(&server().chat_head(), &request.to_string());
-    let reply = server().post(&question("What is 38 + 47?")).json();
+    let body = request.to_string();
+    let asked = format!(
+        "{}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        server.chat_head(),
+        body.len()
+    );
+    // Another never reads.
+    let [mut slow, never] = [(); 2].map(|()| {
+        let mut stream = narrow(server.address);
+        stream.write_all(asked.as_bytes()).unwrap();
+        stream
+    });
+    wait_until(|| server.requests() == 2);
+    let reply = server.post(&question("What is 38 + 47?")).json();
     assert_eq!(reply["choices"][0]["message"]["content"], "38 + 47 = 85");
-    wait_until(|| server().requests() == 0);
-    let mut all = Vec::new();
-    let mut some = [0; 4_096];
-    loop {
-        match slow.read(&mut some).unwrap() {
-            0 => break,
-            count => all.extend_from_slice(&some[..count]),
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    let began = Instant::now();
+    while server.requests() > 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it is held up");
+        std::thread::sleep(Duration::from_millis(20));
     }
+    let mut all = Vec::new();
+    slow.read_to_end(&mut all).unwrap();
+    assert!(all.len() > 4 << 20, "{} bytes", all.len());
     let events = Reply::parse(&String::from_utf8(all).unwrap()).events();
-    assert_eq!(together(&events), alone);
+    let choices = [0, 1, 2, 3].map(|index| {
+        let of_choice = |event: &&Value| event["choices"][0]["index"] == index;
+        let events: Vec<Value> = events.iter().filter(of_choice).cloned().collect();
+        let tokens = events
+            .iter()
+            .filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array());
+        assert_eq!(tokens.flatten().count(), 900);
+        together(&events)["content"].clone()
+    });
+    assert!(choices.iter().all(|choice| *choice == choices[0]));
+    // The server ends all the same.
+    drop(server.stop.take());
+    let (sender, ending) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        drop(server);
+        sender.send(()).unwrap();
+    });
+    let longest = Duration::from_secs(20);
+    assert!(ending.recv_timeout(longest).is_ok(), "it never ends");
+    drop(never);
+}
+
+/// What goes wrong within a stream is said there, and the stream ends as streams end.
+#[test]
+fn a_stream_that_fails_says_so_and_ends() {
+    let (script, server) = support::scripted::Script::server();
+    let mut request = question("Hello!");
+    request["stream"] = true.into();
+    request["stream_options"] = json!({"include_usage": true});
+    for tokens in [0, 4] {
+        script.say("Once upon a time there was a fox.");
+        script.break_behind(tokens);
+        let reply = server.post(&request);
+        // Its head was sent before.
+        assert_eq!(reply.status, 200);
+        let mut events = reply.events();
+        let error = events.pop().unwrap()["error"].clone();
+        assert_eq!(error["type"], "server_error");
+        let said = error["message"].as_str().unwrap();
+        assert!(said.contains("not finite"), "{said}");
+        let content = together(&events)["content"].clone();
+        assert_eq!(content.as_str().unwrap().is_empty(), tokens == 0);
+        // Nothing claims that the answer is whole.
+        for event in &events {
+            assert_eq!(event["choices"][0]["finish_reason"], Value::Null, "{event}");
+        }
+        assert_eq!(server.requests(), 0);
+    }
+    let content = together(&server.post(&request).events())["content"].clone();
+    assert_eq!(content, "Once upon a time there was a fox.");
 }
 
 /// A page of another site, by way of a name that its owner points here, or from its own origin.

@@ -1,17 +1,46 @@
 //! What users of other engines have reported, through HTTP: each test is named after the symptom, and says where it was
 //! reported. An answer whose words matter comes from a script, every other from the embedded model.
 //!
-//! Reports about kernels, numbers and command lines have their tests elsewhere: positions beyond 32,767 and 2^31
-//! (mlx#3361, #3631, #3609, llama.cpp PR#28748) in `lily-emulated/tests/long.rs` and `lily-msl/tests/addresses.rs`;
-//! split counts and tails (mlx#3875, llama.cpp#27064) in `lily-emulated/tests/grid.rs`; scripts with combining marks
-//! (splish 1.1) in `lily-text/tests/tokenizer_goldens.rs`; command buffers of over 100 ms (omlx#1387) in
-//! `lily-gpu/tests/recording.rs`; the path that runs, as it is told (lmstudio#2040) in `lily/tests`; memory over a
-//! long time (mlx-lm#1632) in `load.rs`. Speculative decoding (vllm#47194) there is none.
+//! Other reports have their tests elsewhere. `the_tests_that_are_named_exist` reads this list.
+//!
+//! - Positions beyond 32,767 and offsets beyond 2^31 (mlx#3361, #3631, #3609, llama.cpp PR#28748):
+//!   `lily-emulated/tests/long.rs::attention_agrees_at_the_edges_of_long_contexts`,
+//!   `lily-emulated/tests/long.rs::attention_agrees_at_the_end_of_the_longest_context`,
+//!   `lily-emulated/tests/long.rs::heads_turn_right_at_the_end_of_the_longest_context`,
+//!   `lily-msl/tests/addresses.rs::keys_and_values_lie_where_they_should`,
+//!   `lily-cpu/tests/edges.rs::angles_far_out_are_products_in_f32`.
+//! - Attention that is split, at the edges of its splits (mlx#3875):
+//!   `lily-emulated/tests/long.rs::attention_agrees_at_the_edges_of_contexts`,
+//!   `lily-emulated/tests/steps.rs::attention_agrees_at_the_edges_of_its_blocks`.
+//! - Column counts with a tail, and products where their split changes (llama.cpp#27064):
+//!   `lily-emulated/tests/grid.rs::dense_products_agree_on_a_part_of_the_grid`,
+//!   `lily-emulated/tests/grid.rs::products_agree_where_their_form_changes`,
+//!   `lily-emulated/tests/grid.rs::experts_agree_where_their_tiles_change`.
+//! - Scripts with combining marks (splish 1.1):
+//!   `lily-text/tests/tokenizer_goldens.rs::combining_marks_stay_with_their_letters`.
+//! - Command buffers of over 100 ms (omlx#1387):
+//!   `lily-gpu/tests/recording.rs::no_dispatch_keeps_a_display_waiting`.
+//! - The path that runs, as it is told (lmstudio#2040):
+//!   `lily/tests/run.rs::what_ran_is_told_to_who_asks`,
+//!   `lily/tests/reports.rs::bench_refuses_to_measure_other_kernels_than_asked`,
+//!   `lily/tests/reports.rs::a_mechanism_that_is_turned_off_is_told`.
+//! - Working memory that grows with the prompt:
+//!   `lily-engine/tests/memory.rs::prompts_of_4000_and_16000_tokens_have_the_same_peak_working_memory`,
+//!   `lily-gpu/tests/recording.rs::the_arena_of_a_prefill_does_not_depend_on_the_context`.
+//! - Memory over a long time (mlx-lm#1632): `lily-server/tests/load.rs::many_clients_of_whom_a_third_vanish`.
+//! - Logits that are no numbers, with others in the batch:
+//!   `lily-engine/tests/edges.rs::logits_that_are_no_numbers_are_an_error_not_a_token`,
+//!   `lily-engine/tests/batches.rs::a_row_with_nothing_to_choose_fails_alone`.
+//! - Conversations that go on from what was computed, in the model's own words:
+//!   `lily-server/tests/http.rs::conversations_go_on_from_what_was_computed`.
+//!
+//! Speculative decoding (vllm#47194) there is none.
 
 mod support;
 
 use lily_engine::EngineOptions;
 use lily_server::ServerOptions;
+use lily_testing::repository;
 use serde_json::{Value, json};
 use std::io::Read;
 use std::time::{Duration, Instant};
@@ -20,6 +49,24 @@ use support::{
     Server, cached, endless, engine_options, question, server, together, tools, wait_until,
     without_ids,
 };
+
+/// Each test that the list at the top of this file names is one that runs.
+#[test]
+fn the_tests_that_are_named_exist() {
+    let list = include_str!("user_reports.rs").lines();
+    let list: Vec<&str> = list.map_while(|line| line.strip_prefix("//!")).collect();
+    let list = list.join("\n");
+    let words = list.split('`').skip(1).step_by(2);
+    let named: Vec<(&str, &str)> = words.filter_map(|word| word.split_once("::")).collect();
+    assert!(named.len() > 15, "{named:?}");
+    for (file, test) in named {
+        let path = repository(&format!("crates/{file}"));
+        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{file}: {error}"));
+        // Not one that is ignored.
+        let is_there = text.contains(&format!("#[test]\nfn {test}() {{"));
+        assert!(is_there, "{file} has no test {test}");
+    }
+}
 
 fn message(body: &Value) -> &Value {
     &body["choices"][0]["message"]
@@ -352,7 +399,14 @@ fn a_system_message_must_be_at_the_beginning() {
 /// dify#33152.
 #[test]
 fn no_user_query_is_the_servers_error() {
+    let call =
+        json!({"id": "call_1", "type": "function", "function": {"name": "set", "arguments": "{}"}});
     for messages in [
+        json!([{"role": "tool", "tool_call_id": "call_1", "content": "Done."}]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "Done."},
+        ]),
         json!([{"role": "assistant", "content": "Hi"}]),
         json!([{"role": "system", "content": "Hi"}]),
     ] {
@@ -387,6 +441,133 @@ fn a_second_turn_computes_the_first_again() {
             "{thinks}: {} of {had}",
             cached(&second)
         );
+    }
+}
+
+/// An agent's conversation.
+#[derive(Clone)]
+struct Agent {
+    messages: Vec<Value>,
+    /// The tokens of the prompt before.
+    sent: Vec<Value>,
+    /// Whether the next prompt parts from it further back than the messages are whose states are kept.
+    parts_far_back: bool,
+}
+
+impl Agent {
+    fn new() -> Self {
+        let system = "You are a careful assistant who uses tools. ".repeat(8);
+        Agent {
+            messages: vec![json!({"role": "system", "content": system})],
+            sent: Vec::new(),
+            parts_far_back: false,
+        }
+    }
+
+    fn says(&mut self, text: &str) {
+        // The reasoning behind the question before is dropped.
+        let answers = self.messages.iter().rev();
+        let answers = answers.take_while(|message| message["role"] != "user");
+        self.parts_far_back = !self.sent.is_empty() && answers.count() > 4;
+        self.messages.push(json!({"role": "user", "content": text}));
+    }
+
+    /// The results of the last answer's calls.
+    fn returns(&mut self, result: &str) {
+        let calls = self.messages.last().unwrap()["tool_calls"].clone();
+        for call in calls.as_array().unwrap() {
+            let result = json!({"role": "tool", "tool_call_id": call["id"], "content": result});
+            self.messages.push(result);
+        }
+    }
+
+    /// Asks, and checks that what the model reads is what is new and a chunk at most.
+    fn asks(&mut self, (script, server): &(Script, Server), answer: &str, thinks: bool) -> Value {
+        script.say(answer);
+        let request = json!({
+            "messages": self.messages,
+            "tools": every_type(),
+            "temperature": 0,
+            "max_tokens": 200,
+            "chat_template_kwargs": {"enable_thinking": thinks},
+        });
+        let prompt = server.post_to("/tokenize", &request).json()["tokens"].clone();
+        let prompt = prompt.as_array().unwrap().clone();
+        let both = self.sent.iter().zip(&prompt);
+        let known = both.take_while(|(before, now)| before == now).count();
+        let had_read = script.read();
+        let body = server.post(&request).json();
+        let read = script.read() - had_read;
+        let told = body["usage"]["prompt_tokens"].as_u64().unwrap() - cached(&body);
+        assert_eq!(told, read as u64, "{body}");
+        // Such states are eight chunks apart.
+        let chunks = if std::mem::take(&mut self.parts_far_back) {
+            8
+        } else {
+            1
+        };
+        assert!(
+            read <= prompt.len() - known + 64 * chunks,
+            "{read} tokens of {} were read, {known} of them known: {:?}",
+            prompt.len(),
+            self.messages.last()
+        );
+        self.sent = prompt;
+        body
+    }
+
+    /// The same, and the answer belongs to the conversation.
+    fn goes_on(&mut self, with: &(Script, Server), answer: &str, thinks: bool) {
+        let body = self.asks(with, answer, thinks);
+        self.messages.push(message(&body).clone());
+    }
+}
+
+/// llama.cpp#20225, #20153, #21831, #24714: a model whose state cannot be cut back reads its whole prompt each turn, for
+/// agents above all: with tools and their results, reasoning that comes back and is dropped later, answers asked for
+/// again, messages edited, and conversations that begin alike and take turns.
+#[test]
+fn an_agents_prompt_is_read_whole_each_turn() {
+    let with = Script::server();
+    let mut first = Agent::new();
+    first.says("Set the count, tell me when it is done, and then wait.");
+    first.asks(&with, "Gladly.", false);
+    // Where the second parts from the first.
+    let mut second = first.clone();
+    let look = format!(
+        "I look first.\n</think>\n\nNow.\n\n{}",
+        call(&[("count", "3")])
+    );
+    let act = format!(
+        "{}\n{}",
+        call(&[("text", "one")]),
+        call(&[("is_on", "true")])
+    );
+    let result = "It was set, and nothing else has changed since the last time. ".repeat(3);
+    for turn in 0..4 {
+        for (which, agent) in [&mut first, &mut second].into_iter().enumerate() {
+            if turn > 0 || which > 0 {
+                agent.says(&format!("And now set it to {}, please.", 10 * turn + which));
+            }
+            agent.goes_on(&with, &look, true);
+            agent.returns(&result);
+            if turn % 2 == 1 {
+                agent.goes_on(&with, &look, true);
+                agent.returns("Done.");
+                agent.goes_on(&with, &act, false);
+                agent.returns(&result);
+            }
+            // Asked for again.
+            agent.asks(&with, "All is set.", false);
+            agent.goes_on(&with, "It is all set.", false);
+        }
+    }
+    for agent in [&mut first, &mut second] {
+        agent.says("What is the count?");
+        agent.asks(&with, "It is 3.", false);
+        agent.messages.last_mut().unwrap()["content"] = json!("What was it before?");
+        agent.goes_on(&with, "It was 2.", false);
+        assert!(agent.sent.len() > 1_200, "{}", agent.sent.len());
     }
 }
 
@@ -439,6 +620,37 @@ fn the_same_prompt_again_crashes_or_goes_on_from_a_stale_state() {
     }
 }
 
+/// mlx-swift-lm: a conversation that goes on counts its positions from another place, and its numbers drift from those of
+/// one that is read at once.
+#[test]
+fn positions_drift_in_a_conversation_that_goes_on() {
+    let server = Server::start(ServerOptions::default());
+    let mut messages = Vec::new();
+    let mut last = Value::Null;
+    let ask = |server: &Server, messages: &[Value]| {
+        let request = json!({
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": 24,
+            "logprobs": true,
+            "top_logprobs": 5,
+            "chat_template_kwargs": {"enable_thinking": false},
+        });
+        server.post(&request).json()
+    };
+    for turn in 0..6 {
+        let text = format!("{} What is {turn} + 47?", "Please be exact. ".repeat(25));
+        messages.push(json!({"role": "user", "content": text}));
+        last = ask(&server, &messages);
+        messages.push(message(&last).clone());
+    }
+    messages.pop();
+    let fresh = ask(&Server::start(ServerOptions::default()), &messages);
+    assert!(cached(&last) > 500 && cached(&fresh) == 0, "{last}");
+    // To the last bit of each probability.
+    assert_eq!(last["choices"], fresh["choices"]);
+}
+
 /// llama.cpp#29092, ollama#18528, Rapid-MLX#1025, #1058, #1075, #1103.
 #[test]
 fn recurrent_state_leaks_from_one_request_into_the_next() {
@@ -467,6 +679,36 @@ fn a_changing_billing_header_voids_the_cache() {
     };
     assert_eq!(ask("00000"), 0);
     assert!(ask("ab123") > 100);
+}
+
+/// The most tokens in a row that are the same, by their bytes, and how many there are.
+fn longest_run(body: &Value) -> (usize, usize) {
+    let tokens = body["choices"][0]["logprobs"]["content"].as_array();
+    let tokens = tokens.unwrap_or_else(|| panic!("{body}"));
+    let runs = tokens.chunk_by(|a, b| a["bytes"] == b["bytes"]);
+    (runs.map(<[Value]>::len).max().unwrap_or(0), tokens.len())
+}
+
+/// The same, sooner or later: thousands of tokens of "!" or of anything else.
+#[test]
+fn a_long_answer_becomes_one_token_over_and_over() {
+    let request = asked(&endless(), "logprobs", json!(true));
+    let body = server().post(&request).json();
+    assert_eq!(body["choices"][0]["finish_reason"], "length");
+    let (run, tokens) = longest_run(&body);
+    assert!(
+        run <= 40 && tokens > 2_900,
+        "{run} in a row of {tokens} tokens"
+    );
+    // A model that does so is found out: behind its script, this one says its first token again and again.
+    let (script, server) = Script::server();
+    script.say_on("Once upon a time");
+    let (run, _) = longest_run(
+        &server
+            .post(&asked(&request, "max_tokens", json!(60)))
+            .json(),
+    );
+    assert!(run > 40, "{run}");
 }
 
 /// vllm#55291, llm-scaler#559, sglang#10569, llama.cpp#23577: numbers that are none fail their request, and no later one.

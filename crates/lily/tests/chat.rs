@@ -260,6 +260,51 @@ fn a_saved_conversation_goes_on_in_another_process() {
     second.sees(COUNTS);
 }
 
+/// What is set on the way is in the file, and in what the model is told.
+#[test]
+fn settings_are_saved_as_they_were_set() {
+    let home = tempfile::tempdir().unwrap();
+    let arguments = with(&["--no-thinking"]);
+    let mut terminal = Terminal::new(home.path(), &arguments, &[]);
+    let mut saved = |lines: &[(&str, &str)], name: &str| {
+        for (line, seen) in lines {
+            terminal.ready();
+            terminal.send(&format!("{line}{ENTER}"));
+            terminal.sees(seen);
+        }
+        terminal.ready();
+        terminal.send(&format!("/save ~/{name}{ENTER}"));
+        terminal.sees(" saved");
+        json_of(&home.path().join(name))
+    };
+    let asks = (QUESTION, COUNTS);
+    let before = saved(&[asks], "before.json");
+    assert_eq!(before["system"], Value::Null);
+    assert_eq!(before["settings"]["thinking"], false);
+    assert_eq!(before["messages"][1].get("reasoning_content"), None);
+    let set = [
+        ("/system  Answer in one word, always.", "system message"),
+        ("/think on", "reasons"),
+        ("/retry", COUNTS),
+    ];
+    let after = saved(&set, "after.json");
+    assert_eq!(after["system"], "Answer in one word, always.");
+    assert_eq!(after["settings"]["thinking"], true);
+    let reasoning = after["messages"][1]["reasoning_content"].as_str();
+    assert!(
+        reasoning.is_some_and(|reasoning| reasoning.len() > 3),
+        "{after}"
+    );
+    let cleared = [
+        ("/system off", "system message"),
+        ("/think off", "answers at once"),
+    ];
+    let cleared = saved(&cleared, "cleared.json");
+    assert_eq!(cleared["system"], Value::Null);
+    assert_eq!(cleared["settings"]["thinking"], false);
+    assert_eq!(cleared["messages"], after["messages"]);
+}
+
 #[test]
 fn a_bad_file_is_refused_and_nothing_is_lost() {
     let directory = tempfile::tempdir().unwrap();

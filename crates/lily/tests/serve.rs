@@ -3,10 +3,14 @@
 
 mod support;
 
+use lily_checkpoint::Checkpoint;
+use lily_engine::TextModel;
+use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStderr, Command, Stdio};
-use support::{command, lily};
+use std::time::{Duration, Instant};
+use support::{command, lily, repository};
 
 /// A server as its own process.
 struct Serving {
@@ -43,31 +47,54 @@ impl Serving {
     }
 
     fn post(&self, body: &str, header: &str) -> String {
+        let mut reply = String::new();
+        self.send(body, header).read_to_string(&mut reply).unwrap();
+        reply
+    }
+
+    fn send(&self, body: &str, header: &str) -> TcpStream {
         let address = &self.address;
         let mut stream = TcpStream::connect(address).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
         let request = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n{header}\
              Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
             body.len()
         );
         stream.write_all(request.as_bytes()).unwrap();
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).unwrap();
-        reply
+        stream
     }
 
-    /// Ends it as systems do; what it said meanwhile.
-    fn end(mut self) -> String {
+    /// Asks it to end, as systems do.
+    fn ask_to_end(&self) {
         let ended = Command::new("kill")
             .args(["-TERM", &self.child.id().to_string()])
             .status();
         assert!(ended.unwrap().success());
+    }
+
+    /// Ends it; what it said meanwhile.
+    fn end(self) -> String {
+        self.ask_to_end();
+        self.end_of_asked()
+    }
+
+    /// The same for one that was asked to end.
+    fn end_of_asked(mut self) -> String {
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
         self.said
             .map_while(Result::ok)
             .collect::<Vec<_>>()
             .join("\n")
     }
+}
+
+/// The tokens that end an answer.
+fn stop_ids() -> Vec<u32> {
+    let checkpoint = Checkpoint::open(&repository("models/lily-tiny")).unwrap();
+    TextModel::load(&checkpoint).unwrap().stop_ids().to_vec()
 }
 
 const QUESTION: &str = "{\"messages\": [{\"role\": \"user\", \"content\": \"What is 38 + 47?\"}], \"max_tokens\": 3, \"shoe\": 1}";
@@ -102,6 +129,81 @@ fn it_says_where_it_listens_answers_and_ends_when_asked() {
     let said = serving.end();
     // The field is told of, the prompt is not.
     assert!(said.contains("shoe") && !said.contains("38"), "{said}");
+}
+
+/// Streams under way are ended as streams end, long before their answers would be.
+#[test]
+fn a_stream_ends_with_the_server() {
+    let serving = Serving::start(&["--context", "32768"], None);
+    let bias: serde_json::Map<String, Value> = stop_ids()
+        .iter()
+        .map(|id| (id.to_string(), json!(-100)))
+        .collect();
+    let request = json!({
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "temperature": 0,
+        "max_tokens": 30_000,
+        "logit_bias": bias,
+        "stream": true,
+    });
+    let mut stream = serving.send(&request.to_string(), "");
+    let mut all = vec![0; 4_000];
+    stream.read_exact(&mut all).unwrap();
+    let asked = Instant::now();
+    serving.ask_to_end();
+    stream.read_to_end(&mut all).unwrap();
+    // Its status is 0.
+    let said = serving.end_of_asked();
+    assert!(asked.elapsed() < Duration::from_secs(5), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    let all = String::from_utf8(all).unwrap();
+    let mut data = all.lines().filter_map(|line| line.strip_prefix("data: "));
+    assert_eq!(data.next_back(), Some("[DONE]"));
+    let last: Value = serde_json::from_str(data.next_back().unwrap()).unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "length", "{last}");
+    // And the connection as connections end.
+    assert!(all.ends_with("\r\n0\r\n\r\n"), "{}", &all[all.len() - 80..]);
+}
+
+/// A long prompt is not read again by the next server in the same directory, and its answer is the same.
+#[test]
+fn what_was_read_outlasts_the_server() {
+    let place = tempfile::tempdir().unwrap();
+    let directory = place.path().join("prefixes");
+    let arguments = ["--cache-dir", directory.to_str().unwrap()];
+    let text = "The colour of the lantern is blue. ".repeat(1_025);
+    let request = json!({
+        "messages": [{"role": "user", "content": format!("{text}What is 38 + 47?")}],
+        "temperature": 0,
+        "max_tokens": 8,
+        "logprobs": true,
+        "chat_template_kwargs": {"enable_thinking": false},
+    });
+    let ask = |serving: &Serving| -> Value {
+        let reply = serving.post(&request.to_string(), "");
+        let (_, body) = reply.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {reply}"))
+    };
+    let counts = |body: &Value| {
+        let usage = &body["usage"];
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        (usage["prompt_tokens"].as_u64().unwrap(), cached.unwrap())
+    };
+    let first = Serving::start(&arguments, None);
+    let told = format!("beginnings of conversations in {}", directory.display());
+    assert!(first.before.join("\n").contains(&told));
+    let expected = ask(&first);
+    let (tokens, cached) = counts(&expected);
+    assert!(tokens >= 8_192 && cached == 0, "{expected}");
+    first.end();
+
+    let second = Serving::start(&arguments, None);
+    let found = ask(&second);
+    let (_, cached) = counts(&found);
+    // All but the last chunk of 512 tokens at most.
+    assert!(cached + 512 >= tokens && cached < tokens, "{found}");
+    assert_eq!(found["choices"], expected["choices"]);
+    second.end();
 }
 
 #[test]

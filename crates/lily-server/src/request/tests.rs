@@ -257,3 +257,129 @@ fn tools_are_chosen() {
     }
     assert!(read(with("tool_choice", json!("required"))).is_err());
 }
+
+/// Each field of sampling, apart from the others, on top of defaults of which none is what a missing field would leave.
+#[test]
+fn each_field_of_sampling_has_its_place() {
+    let defaults = SamplingParameters {
+        temperature: 0.7,
+        top_k: Some(20),
+        top_p: 0.95,
+        min_p: 0.05,
+        repetition_penalty: 1.1,
+        presence_penalty: 1.5,
+        frequency_penalty: 0.3,
+        ..SamplingParameters::default()
+    };
+    let sampling = |name: &str, value: Value| {
+        let body = with(name, value);
+        let read = ChatRequest::read(&body, defaults.clone()).unwrap();
+        let mut sampling = read.common.sampling;
+        if name != "seed" {
+            // Without one, each request has its own.
+            sampling.seed = 0;
+        }
+        sampling
+    };
+    let changed = |change: fn(&mut SamplingParameters)| {
+        let mut expected = defaults.clone();
+        change(&mut expected);
+        expected
+    };
+    type Case = (&'static str, Value, fn(&mut SamplingParameters));
+    let cases: [Case; 15] = [
+        ("temperature", json!(0), |it| it.temperature = 0.0),
+        ("temperature", json!(1.25), |it| it.temperature = 1.25),
+        ("top_k", json!(7), |it| it.top_k = Some(7)),
+        // All of them.
+        ("top_k", json!(0), |it| it.top_k = None),
+        ("top_k", json!(u64::MAX), |it| it.top_k = Some(u32::MAX)),
+        ("top_p", json!(0.5), |it| it.top_p = 0.5),
+        ("top_p", json!(1), |it| it.top_p = 1.0),
+        ("min_p", json!(0.25), |it| it.min_p = 0.25),
+        ("repetition_penalty", json!(1.5), |it| {
+            it.repetition_penalty = 1.5;
+        }),
+        ("presence_penalty", json!(-0.5), |it| {
+            it.presence_penalty = -0.5;
+        }),
+        ("frequency_penalty", json!(-2), |it| {
+            it.frequency_penalty = -2.0;
+        }),
+        ("logit_bias", json!({"5": -100}), |it| {
+            it.logit_bias = vec![(5, -100.0)];
+        }),
+        ("logprobs", json!(true), |it| it.logprobs = Some(0)),
+        ("seed", json!(11), |it| it.seed = 11),
+        ("seed", json!(-1), |it| it.seed = u64::MAX),
+    ];
+    for (name, value, change) in cases {
+        assert_eq!(
+            sampling(name, value.clone()),
+            changed(change),
+            "{name} {value}"
+        );
+    }
+    // A null is as good as none.
+    for name in [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "stop",
+        "stream",
+        "stream_options",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+        "reasoning_effort",
+        "chat_template_kwargs",
+        "user",
+    ] {
+        assert_eq!(sampling(name, json!(null)), defaults, "{name}");
+    }
+    for (name, value) in [
+        ("top_k", json!(-1)),
+        ("top_k", json!(1.5)),
+        ("min_p", json!("0.1")),
+        ("presence_penalty", json!(true)),
+        ("seed", json!(0.5)),
+    ] {
+        let error = read(with(name, value)).unwrap_err().to_json();
+        assert_eq!(error["error"]["param"], name);
+    }
+    // The newer name of the limit is the one that counts.
+    let mut both = with("max_tokens", json!(5));
+    both["max_completion_tokens"] = json!(3);
+    assert_eq!(read(both).unwrap().common.max_tokens, Some(3));
+}
+
+/// One more than there may be is refused, and says how many there may be.
+#[test]
+fn messages_and_tools_have_a_limit() {
+    let message = json!({"role": "user", "content": "x"});
+    let tool = json!({"type": "function", "function": {"name": "a"}});
+    for (name, one, most) in [("messages", message, 16_384), ("tools", tool, 1_024)] {
+        assert!(read(with(name, json!(vec![&one; most]))).is_ok(), "{name}");
+        let refused = read(with(name, json!(vec![&one; most + 1])));
+        // The request itself is long.
+        let error = refused.err().unwrap();
+        let error = &error.to_json()["error"];
+        assert_eq!(error["type"], "invalid_request_error");
+        assert_eq!(error["param"], name);
+        assert_eq!(
+            error["message"],
+            format!("{name} must be at most {most} {name}")
+        );
+    }
+}

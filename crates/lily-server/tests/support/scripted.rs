@@ -4,7 +4,9 @@
 use super::{Server, engine_options};
 use lily_cpu::CpuDevice;
 use lily_engine::{Device, DeviceDescription, Plan, PlanOutput, Precision, Tokenizer};
-use lily_plan::{DeviceError, Launch, Outcome, Phase, RunAhead, SessionBytes, SessionState};
+use lily_plan::{
+    DeviceError, Launch, NO_TOKEN, Outcome, Phase, RunAhead, SessionBytes, SessionState,
+};
 use lily_server::ServerOptions;
 use lily_testing::repository;
 use std::sync::{Arc, Mutex};
@@ -19,8 +21,10 @@ struct Lines {
     answer: Vec<u32>,
     /// How many were said.
     said: usize,
-    /// Logits that are no numbers, in place of the next token.
-    broken: bool,
+    /// Logits that are no numbers, behind so many tokens more.
+    breaks_behind: Option<usize>,
+    /// Tokens of prompts that went through the model.
+    read: usize,
     /// A mistake of the program itself, in place of the next token.
     fails: bool,
 }
@@ -48,7 +52,12 @@ impl Script {
         self.say_tokens(tokens);
     }
 
-    /// The same, each byte a token of its own.
+    /// The same, and no end: then token 0 for ever.
+    pub fn say_on(&self, text: &str) {
+        self.say_tokens(tokenizer().encode(text).unwrap());
+    }
+
+    /// The next answers are this text, each byte a token of its own.
     pub fn say_byte_by_byte(&self, text: &str) {
         let tokenizer = tokenizer();
         let byte = |wanted: u8| {
@@ -74,7 +83,17 @@ impl Script {
 
     /// The model breaks once: what it says next is not a number.
     pub fn break_once(&self) {
-        self.0.lock().unwrap().broken = true;
+        self.break_behind(0);
+    }
+
+    /// The same, behind so many tokens.
+    pub fn break_behind(&self, tokens: usize) {
+        self.0.lock().unwrap().breaks_behind = Some(tokens);
+    }
+
+    /// Tokens of prompts that went through the model so far.
+    pub fn read(&self) -> usize {
+        self.0.lock().unwrap().read
     }
 }
 
@@ -118,7 +137,11 @@ impl Device for Scripted {
     }
 
     fn execute(&mut self, plan: &Arc<Plan>, launch: Launch<'_>) -> Result<Outcome, DeviceError> {
+        let rows = launch.tokens.len();
         let mut outcome = self.inner.execute(plan, launch)?;
+        if plan.class.phase == Phase::Prefill {
+            self.script.0.lock().unwrap().read += rows;
+        }
         if plan.class.output == PlanOutput::State {
             return Ok(outcome);
         }
@@ -130,10 +153,16 @@ impl Device for Scripted {
             drop(lines);
             panic!("as the test wants it");
         }
-        if std::mem::take(&mut lines.broken) {
-            outcome.logits.fill(f32::NAN);
+        if lines.breaks_behind == Some(0) {
+            // Where the device finds no token, the logits are asked for to see why.
+            outcome.tokens.fill(NO_TOKEN);
+            if !outcome.logits.is_empty() {
+                outcome.logits.fill(f32::NAN);
+                lines.breaks_behind = None;
+            }
             return Ok(outcome);
         }
+        lines.breaks_behind = lines.breaks_behind.map(|left| left - 1);
         let next = lines.answer.get(lines.said).copied().unwrap_or(0);
         lines.said += 1;
         if let Some(token) = outcome.tokens.first_mut() {

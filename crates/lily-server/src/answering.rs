@@ -58,6 +58,9 @@ pub(crate) struct Answering<S> {
     pub firsts: Vec<usize>,
     pub frame: Frame,
     pub asked: Instant,
+    /// Whether it comes in pieces, and whether its usage comes with them.
+    pub streams: bool,
+    pub wants_usage: bool,
 }
 
 /// What is the same in all that is said of an answer.
@@ -120,9 +123,9 @@ impl Total {
 
 impl<S: Shape> Answering<S> {
     /// The answer, in one piece or as it comes.
-    pub async fn respond(self, streams: bool, wants_usage: bool) -> Response {
-        if streams {
-            self.stream(wants_usage).into_response()
+    pub async fn respond(self) -> Response {
+        if self.streams {
+            self.stream().into_response()
         } else {
             self.whole().await.into_response()
         }
@@ -208,12 +211,12 @@ impl<S: Shape> Answering<S> {
 
     /// A task of its own writes the stream down, so that a reader may be as slow as it likes; when the reader goes, so
     /// does the task, and the request with it.
-    fn stream(self, wants_usage: bool) -> impl IntoResponse {
+    fn stream(self) -> impl IntoResponse {
         let (events, received) = unbounded_channel();
         let gone = events.clone();
         tokio::spawn(async move {
             tokio::select! {
-                () = self.write(wants_usage, &events) => {}
+                () = self.write(&events) => {}
                 () = gone.closed() => {}
             }
         });
@@ -222,11 +225,8 @@ impl<S: Shape> Answering<S> {
         (headers, Sse::new(UnboundedReceiverStream::new(received)))
     }
 
-    async fn write(
-        mut self,
-        wants_usage: bool,
-        events: &UnboundedSender<Result<sse::Event, Infallible>>,
-    ) {
+    async fn write(mut self, events: &UnboundedSender<Result<sse::Event, Infallible>>) {
+        let wants_usage = self.wants_usage;
         let say = |value: &Value| {
             // A reader that has gone ends this task elsewhere.
             let _ = events.send(Ok(sse::Event::default().data(value.to_string())));

@@ -17,15 +17,12 @@ use std::time::Instant;
 /// Answers a conversation.
 pub(crate) async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     match begin(shared, request).await {
-        Ok((answering, streams, wants_usage)) => answering.respond(streams, wants_usage).await,
+        Ok(answering) => answering.respond().await,
         Err(error) => error.into_response(),
     }
 }
 
-async fn begin(
-    shared: Arc<Shared>,
-    request: Request,
-) -> Result<(Answering<Chat>, bool, bool), ApiError> {
+async fn begin(shared: Arc<Shared>, request: Request) -> Result<Answering<Chat>, ApiError> {
     let asked = Instant::now();
     let frame = Frame::new(&shared.options.model);
     let number = frame.number.clone();
@@ -44,15 +41,16 @@ async fn begin(
         .map(|(index, choice)| choice.numbered(index))
         .collect();
     let answer = shared.submit(vec![(generation, seeds)])?;
-    let answering = Answering {
+    Ok(Answering {
         shared,
         answer,
         choices,
         firsts: vec![0],
         frame,
         asked,
-    };
-    Ok((answering, streams, wants_usage))
+        streams,
+        wants_usage,
+    })
 }
 
 /// What the engine is asked for, and what takes its answer apart.

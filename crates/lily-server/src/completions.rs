@@ -42,15 +42,12 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 /// Goes on with one or more prompts.
 pub(crate) async fn complete(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     match begin(shared, request).await {
-        Ok((answering, streams, wants_usage)) => answering.respond(streams, wants_usage).await,
+        Ok(answering) => answering.respond().await,
         Err(error) => error.into_response(),
     }
 }
 
-async fn begin(
-    shared: Arc<Shared>,
-    request: Request,
-) -> Result<(Answering<Text>, bool, bool), ApiError> {
+async fn begin(shared: Arc<Shared>, request: Request) -> Result<Answering<Text>, ApiError> {
     let asked = Instant::now();
     let frame = Frame::new(&shared.options.model);
     let understood = body::understand(&shared, request, |shared, body| {
@@ -64,15 +61,16 @@ async fn begin(
     let (streams, wants_usage, each, jobs, choices) = understood.await?;
     let firsts = (0..choices.len()).step_by(each).collect();
     let answer = shared.submit(jobs)?;
-    let answering = Answering {
+    Ok(Answering {
         shared,
         answer,
         choices,
         firsts,
         frame,
         asked,
-    };
-    Ok((answering, streams, wants_usage))
+        streams,
+        wants_usage,
+    })
 }
 
 /// A completion, understood.

@@ -56,10 +56,10 @@ fn a_conversation_in_a_terminal() {
     terminal.sees("22 tokens read at ");
     terminal.sees(COUNTS);
     terminal.ready();
-    // The same text again, and the prompt is not read again up to its last chunk.
+    // The same text again, and the prompt is not read again up to the end of the message.
     terminal.send(&format!("/retry{ENTER}"));
     terminal.sees(ANSWER);
-    terminal.sees("22 tokens read (16 cached) at ");
+    terminal.sees("22 tokens read (14 cached) at ");
     terminal.ready();
     terminal.send(&format!("/leave{ENTER}"));
     terminal.sees("error: /leave is not a command");
@@ -406,7 +406,7 @@ fn a_terminal_that_can_do_little_gets_plain_text() {
     terminal.send(&format!("/retry{ENTER}"));
     terminal.sees(ANSWER);
     terminal.send(CTRL_C);
-    terminal.sees("(16 cached)");
+    terminal.sees("(14 cached)");
     terminal.sees("> ");
     terminal.send(CTRL_D);
     assert_eq!(terminal.status(), Some(0));

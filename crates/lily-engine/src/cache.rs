@@ -127,7 +127,7 @@ impl PrefixCache {
         if session.is_none() {
             self.make_room(engine, engine.session_bytes(needed));
         }
-        self.make_room_for_snapshots(engine, &request.prompt, needed, session.as_ref());
+        self.make_room_for_snapshots(engine, request, needed, session.as_ref());
         let generation = engine.start(session, request.clone(), cancel.clone())?;
         let cached = generation.timings().cached_tokens as u64;
         self.counted.requests += 1;
@@ -291,15 +291,16 @@ impl PrefixCache {
     fn make_room_for_snapshots(
         &mut self,
         engine: &mut Engine,
-        prompt: &[u32],
+        request: &GenerationRequest,
         needed: usize,
         session: Option<&Session>,
     ) {
+        let prompt = &request.prompt;
         let (held, bytes) = match session {
             Some(session) => (session.usable(prompt), 0),
             None => (0, engine.session_bytes(needed)),
         };
-        let kept = engine.segments().kept(prompt);
+        let kept = engine.segments().kept(prompt, request.landmark);
         let missing = kept.iter().filter(|&&position| position > held).count();
         self.make_room(engine, bytes + missing as u64 * engine.snapshot_bytes());
     }

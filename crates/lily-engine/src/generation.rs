@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 pub struct GenerationRequest {
     /// The whole prompt. What the session already holds of it is not computed again.
     pub prompt: Vec<u32>,
+    /// Tokens of the prompt behind which a later prompt may part from it, however long ago that is, such as the end of the
+    /// last question: a state is kept there, where states are.
+    pub landmark: Option<usize>,
     /// How tokens are chosen.
     pub sampling: SamplingParameters,
     /// Most tokens of the answer; to the end of the context, if not given.
@@ -244,7 +247,7 @@ impl Engine {
         let max_tokens = request.max_tokens.unwrap_or(room).min(room);
         // Before memory is taken for a request that is not sound.
         let sampler = self.sampler(&request)?;
-        let session = self.session_for(session, &request.prompt, prompt + max_tokens)?;
+        let session = self.session_for(session, &request, prompt + max_tokens)?;
         Ok(Generation {
             timings: Timings {
                 cached_tokens: session.tokens.len(),

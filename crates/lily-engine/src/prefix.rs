@@ -61,9 +61,10 @@ impl Engine {
     pub(crate) fn session_for(
         &mut self,
         given: Option<Session>,
-        prompt: &[u32],
+        request: &GenerationRequest,
         needed: usize,
     ) -> Result<Session, EngineError> {
+        let prompt = request.prompt.as_slice();
         let mut session = match given {
             Some(mut given) if given.capacity() >= needed => {
                 self.grow(&mut given, needed)?;
@@ -75,7 +76,7 @@ impl Engine {
         if self.options().snapshots {
             let usable = session.usable(prompt);
             self.rewind(&mut session, usable)?;
-            let wanted = self.segments().kept(prompt);
+            let wanted = self.segments().kept(prompt, request.landmark);
             session
                 .kept
                 .retain(|kept| wanted.contains(&kept.position()));

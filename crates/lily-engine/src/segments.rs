@@ -47,8 +47,9 @@ impl Segments<'_> {
         cuts
     }
 
-    /// The cuts behind which a state is kept, in order: sixteen at most.
-    pub fn kept(&self, tokens: &[u32]) -> Vec<usize> {
+    /// The cuts behind which a state is kept, in order: seventeen at most. `landmark` is a position that a later prompt may
+    /// part at, however far back that is.
+    pub fn kept(&self, tokens: &[u32], landmark: Option<usize>) -> Vec<usize> {
         let cuts = self.cuts(tokens);
         let ends = (1..=tokens.len()).filter(|&end| self.stops.contains(&tokens[end - 1]));
         let ends: Vec<usize> = ends.collect();
@@ -69,7 +70,7 @@ impl Segments<'_> {
         });
         let mut kept: Vec<usize> = spaced
             .chain(cuts.iter().rev().take(LAST))
-            .chain(messages.filter_map(|&end| up_to(end)))
+            .chain(messages.copied().chain(landmark).filter_map(up_to))
             .copied()
             .collect();
         kept.sort_unstable();
@@ -148,14 +149,14 @@ mod tests {
         // Before the end of the first message, at those of the last, of which two have no cut of their own, and one each
         // 128.
         let tokens = messages(&[50, 16, 16, 16, 150, 20, 2, 1]);
-        assert_eq!(segments().kept(&tokens), [48, 128, 248, 264, 268]);
+        assert_eq!(segments().kept(&tokens, None), [48, 128, 248, 264, 268]);
         for count in [1, 10, 100, 1_000, 10_000] {
             let tokens = messages(&vec![20; count]);
-            let kept = segments().kept(&tokens);
+            let kept = segments().kept(&tokens, None);
             assert!(kept.len() <= 16, "{count}: {}", kept.len());
             // A longer prompt loses none that it wants.
             let longer = messages(&vec![20; count + 40]);
-            let both = segments().kept(&longer);
+            let both = segments().kept(&longer, None);
             let cuts = segments().cuts(&tokens);
             let early = both.iter().filter(|&&cut| cut < 20 * count / 2);
             for cut in early {

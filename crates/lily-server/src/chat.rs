@@ -64,6 +64,8 @@ fn prepare(
     let ids = text.encode(&prompt, shared.limits.context)?;
     let max_tokens = shared.check(&ids, &request.common)?;
     let guide = guide(text, || shared.grammars(), &prompt, &request)?;
+    // Reasoning that answered the last question is dropped with the next one: there the next prompt parts.
+    let landmark = end_of_last_question(text, &prompt, &ids);
     let common = request.common;
     let wants_logprobs = common.sampling.logprobs.is_some();
     let choice = Chat {
@@ -73,6 +75,7 @@ fn prepare(
     shared.log_text("prompt", &prompt);
     let generation = GenerationRequest {
         prompt: ids,
+        landmark,
         sampling: common.sampling,
         max_tokens: Some(max_tokens),
         stop: common.stop,
@@ -82,6 +85,20 @@ fn prepare(
         ..GenerationRequest::default()
     };
     Ok((generation, choice))
+}
+
+/// How many tokens of a prompt there are up to the end of its last message that a person wrote; results of tools are the
+/// user's too, and are not meant. None where the template writes messages in another way.
+fn end_of_last_question(text: &TextModel, prompt: &str, ids: &[u32]) -> Option<usize> {
+    const BEGIN: &str = "<|im_start|>user\n";
+    const END: &str = "<|im_end|>";
+    let end = text.tokenizer().id_of(END)?;
+    let questions = prompt.rmatch_indices(BEGIN).map(|(at, _)| at);
+    let is_question = |at: &usize| !prompt[at + BEGIN.len()..].starts_with("<tool_response>");
+    let last = questions.into_iter().find(is_question)?;
+    let before = prompt[..last].matches(END).count();
+    let ends = ids.iter().enumerate().filter(|(_, id)| **id == end);
+    ends.map(|(at, _)| at + 1).nth(before)
 }
 
 /// The token behind which the answer begins, where the prompt leads into reasoning.

@@ -455,8 +455,6 @@ struct Agent {
     messages: Vec<Value>,
     /// The tokens of the prompt before.
     sent: Vec<Value>,
-    /// Whether the next prompt parts from it further back than the messages are whose states are kept.
-    parts_far_back: bool,
 }
 
 impl Agent {
@@ -465,15 +463,10 @@ impl Agent {
         Agent {
             messages: vec![json!({"role": "system", "content": system})],
             sent: Vec::new(),
-            parts_far_back: false,
         }
     }
 
     fn says(&mut self, text: &str) {
-        // The reasoning behind the question before is dropped.
-        let answers = self.messages.iter().rev();
-        let answers = answers.take_while(|message| message["role"] != "user");
-        self.parts_far_back = !self.sent.is_empty() && answers.count() > 4;
         self.messages.push(json!({"role": "user", "content": text}));
     }
 
@@ -505,14 +498,8 @@ impl Agent {
         let read = script.read() - had_read;
         let told = body["usage"]["prompt_tokens"].as_u64().unwrap() - cached(&body);
         assert_eq!(told, read as u64, "{body}");
-        // Such states are eight chunks apart.
-        let chunks = if std::mem::take(&mut self.parts_far_back) {
-            8
-        } else {
-            1
-        };
         assert!(
-            read <= prompt.len() - known + 64 * chunks,
+            read <= prompt.len() - known + 64,
             "{read} tokens of {} were read, {known} of them known: {:?}",
             prompt.len(),
             self.messages.last()

@@ -303,3 +303,37 @@ pub fn cached(body: &Value) -> u64 {
         .as_u64()
         .unwrap()
 }
+
+/// The message of a plain answer.
+pub fn message(body: &Value) -> &Value {
+    &body["choices"][0]["message"]
+}
+
+/// A request with a field of it replaced.
+pub fn asked(request: &Value, name: &str, value: Value) -> Value {
+    let mut request = request.clone();
+    request[name] = value;
+    request
+}
+
+/// A function with parameters of every type.
+pub fn every_type() -> Value {
+    json!([{"type": "function", "function": {"name": "set", "parameters": {"type": "object", "properties": {
+        "count": {"type": "integer"},
+        "part": {"type": "number"},
+        "is_on": {"type": "boolean"},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "more": {"type": "object"},
+        "text": {"type": "string"},
+        "none": {"type": ["string", "null"]},
+    }}}}])
+}
+
+/// A call of it, as the model writes calls.
+pub fn call(parameters: &[(&str, &str)]) -> String {
+    let parameters: String = parameters
+        .iter()
+        .map(|(name, value)| format!("<parameter={name}>\n{value}\n</parameter>\n"))
+        .collect();
+    format!("<tool_call>\n<function=set>\n{parameters}</function>\n</tool_call>")
+}

@@ -103,6 +103,8 @@ fn ctrl_c_stops_the_answer_and_the_conversation_goes_on() {
     terminal.ready();
     terminal.send(&format!("/save {}{ENTER}", saved.display()));
     terminal.sees("4 messages saved");
+    let permissions = std::fs::metadata(&saved).unwrap().permissions();
+    assert_eq!(permissions.mode() & 0o777, 0o600);
     // The story stays as far as it came, and can be gone on with elsewhere.
     let messages = json_of(&saved)["messages"].clone();
     let cut = messages[1]["content"].as_str().unwrap();

@@ -261,7 +261,7 @@ fn help_tells_examples_and_exit_codes() {
         ),
         (
             "serve",
-            "They are not authenticated: the server listens to this machine alone.",
+            "The server listens to this machine alone, unless it is given a key and another address.",
         ),
         ("plan", "Works from a config.json alone."),
         (

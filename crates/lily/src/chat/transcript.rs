@@ -98,7 +98,12 @@ impl Transcript {
         let failed = |error: &std::io::Error| {
             Failure::request(format!("{} cannot be written", path.display())).because(error)
         };
-        let file = OpenOptions::new().write(true).create_new(true).open(path);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        // A conversation is its owner's.
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options.open(path);
         let mut file = file.map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => Failure::usage(format!("{} exists", path.display()))
                 .help("name another file, or remove that one: nothing is overwritten"),

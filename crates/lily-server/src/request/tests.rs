@@ -349,7 +349,7 @@ fn each_field_of_sampling_has_its_place() {
         assert_eq!(sampling(name, json!(null)), defaults, "{name}");
     }
     for (name, value) in [
-        ("top_k", json!(-1)),
+        ("top_k", json!(-2)),
         ("top_k", json!(1.5)),
         ("min_p", json!("0.1")),
         ("presence_penalty", json!(true)),

@@ -80,7 +80,11 @@ pub struct AccessArguments {
     /// A name of this machine, beside its addresses and localhost; may be repeated
     #[arg(long, value_name = "NAME")]
     pub allow_host: Vec<String>,
-    /// A site whose pages may ask, such as https://app.example; * is any; may be repeated
-    #[arg(long, value_name = "ORIGIN")]
+    /// A site whose pages may ask
+    #[arg(
+        long,
+        value_name = "ORIGIN",
+        help = "A site whose pages may ask, such as https://app.example; * is any; may be repeated"
+    )]
     pub allow_origin: Vec<String>,
 }
